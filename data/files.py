@@ -1,0 +1,99 @@
+"""Files that are either whole or absent: temporary name, sync, rename. And hashes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel
+
+Record = TypeVar("Record", bound=BaseModel)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary path (file or folder, caller's choice) that becomes `path` only if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove(temporary)
+    try:
+        yield temporary
+        sync(temporary)
+        if temporary.is_dir():
+            remove(path)  # a folder cannot be renamed over a full one
+        temporary.replace(path)
+        sync(path.parent, shallow=True)
+    finally:
+        remove(temporary)
+
+
+def sync(path: Path, *, shallow: bool = False) -> None:
+    """Flush a file, or a folder and all below it, to the disk."""
+    if path.is_dir() and not shallow:
+        for child in path.iterdir():
+            sync(child)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder; nothing happens where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """Content hash of a file; of a folder, the hash over its relative names and their hashes."""
+    if path.is_dir():
+        digest = hashlib.sha256()
+        for child in sorted(item for item in path.rglob("*") if item.is_file()):
+            digest.update(f"{child.relative_to(path).as_posix()} {sha256(child)}\n".encode())
+        return digest.hexdigest()
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_records(path: Path, records: Sequence[BaseModel], kind: type[BaseModel]) -> None:
+    """Write records as Parquet, columns in the order of `kind`, also when there are none."""
+    table = pa.Table.from_pylist([record.model_dump() for record in records], schema=schema_of(kind))
+    with whole(path) as temporary:
+        pq.write_table(table, temporary)  # pyright: ignore[reportUnknownMemberType]
+
+
+def read_records(path: Path, kind: type[Record]) -> list[Record]:
+    """Read what `write_records` wrote.
+
+    Raises:
+        ValueError: a column is missing or unknown; the message names file and column.
+    """
+    rows = cast(list[dict[str, Any]], pq.read_table(path).to_pylist())  # pyright: ignore[reportUnknownMemberType]
+    return [kind.model_validate(row) for row in rows]
+
+
+def schema_of(kind: type[BaseModel]) -> pa.Schema:
+    """Arrow schema of a flat record: str, int, float and bool fields, optional or not."""
+    arrow = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+    fields: list[pa.Field[Any]] = []
+    for name, field in kind.model_fields.items():
+        text = str(field.annotation)
+        known = next((value for key, value in arrow.items() if key in text), pa.string())
+        fields.append(pa.field(name, known))
+    return pa.schema(fields, metadata={"record": kind.__name__, "version": "1"})

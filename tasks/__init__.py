@@ -1,0 +1,19 @@
+"""The verbs, in the order a model meets them."""
+
+PIPELINE = (
+    "ingest",
+    "validate",
+    "cut",
+    "split",
+    "encode",
+    "plan",
+    "train",
+    "evaluate",
+    "gate",
+    "register",
+    "generate",
+)
+"""One DVC stage, one section of `params.yaml`, one file of this folder and one Prefect task each."""
+
+MAKERS = ("sample", "base")
+"""Verbs that make what the repository demonstrates itself with: the sample corpus and the tiny base model."""

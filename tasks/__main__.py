@@ -1,0 +1,129 @@
+"""The one door: `soundstage VERB` finds the verb's section of `params.yaml`, its Config and its run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from data.records import DataRefused, GateFailed
+from tasks import MAKERS, PIPELINE
+
+EXIT_CONFIGURATION, EXIT_ENVIRONMENT, EXIT_GATE, EXIT_DATA = 2, 3, 4, 5
+"""Distinct exit statuses, so that a scheduler can tell a bad model from a bad machine."""
+
+
+def load_section(verb: str, params: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The verb's section of `params`, with `key=value` overrides applied (dots descend, values are YAML).
+
+    Raises:
+        ValueError: the file or the section does not exist, or an override is not `key=value`.
+    """
+    if not params.is_file():
+        raise ValueError(f"{params} does not exist; run from the checkout or pass --params")
+    sections = cast(dict[str, Any], yaml.safe_load(params.read_text(encoding="utf-8")))
+    if verb not in sections:
+        raise ValueError(f"{params} has no section `{verb}`")
+    section = cast(dict[str, Any], sections[verb])
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise ValueError(f"override {override!r} is not key=value")
+        *parents, last = key.split(".")
+        node = section
+        for parent in parents:
+            node = cast(dict[str, Any], node.setdefault(parent, {}))
+        node[last] = yaml.safe_load(value)
+    return section
+
+
+def describe(verb: str) -> str:
+    """The verb's fields with their sentences, for `--help`."""
+    module = importlib.import_module(f"tasks.{verb}")
+    config = cast(type[BaseModel], module.Config)
+    lines = [(module.__doc__ or "").strip(), "", "settings (params.yaml section, or key=value on the command line):"]
+    for name, field in config.model_fields.items():
+        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
+        lines.append(f"  {name}: {field.description or ''} ({default})")
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; imports no verb, so it answers at once."""
+    result = argparse.ArgumentParser(
+        prog="soundstage",
+        description="From a folder of videos to a fine-tuned, measured, registered audio-video model.",
+        epilog="examples:\n  soundstage run\n  soundstage ingest source=/data/my_videos\n"
+        "  soundstage train all\n  soundstage generate --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    result.add_argument("-h", "--help", action="store_true", help="this text, or the verb's settings")
+    result.add_argument("verb", nargs="?", help=", ".join((*MAKERS, *PIPELINE, "run")))
+    result.add_argument("item", nargs="*", help="a curriculum stage for `train`, then key=value overrides")
+    result.add_argument("--params", type=Path, default=Path("params.yaml"), help="settings file")
+    result.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return result
+
+
+def call(verb: str, items: Sequence[str], params: Path) -> None:
+    """Run one verb with its section of `params`."""
+    module = importlib.import_module(f"tasks.{verb}")
+    overrides = [item for item in items if "=" in item]
+    names = [item for item in items if "=" not in item]
+    section = load_section(verb, params, overrides)
+    config = cast(type[BaseModel], module.Config).model_validate(section)
+    module.run(config, *names)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is the contract that DVC and Prefect read."""
+    arguments = parser().parse_args(argv)
+    verb = cast(str | None, arguments.verb)
+    if verb is None or (arguments.help and verb == "run"):
+        parser().print_help()
+        return 0 if arguments.help else EXIT_CONFIGURATION
+    if verb not in (*MAKERS, *PIPELINE, "run"):
+        sys.stderr.write(f"soundstage: no verb {verb!r}; there are {', '.join((*MAKERS, *PIPELINE, 'run'))}\n")
+        return EXIT_CONFIGURATION
+    if arguments.help:
+        sys.stdout.write(describe(verb) + "\n")
+        return 0
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads are 20 times slower on a shared machine
+    try:
+        call(verb, cast(list[str], arguments.item), cast(Path, arguments.params))
+    except (ValidationError, ValueError, RuntimeError, GateFailed, DataRefused, OSError) as error:
+        if arguments.debug:
+            traceback.print_exc()
+        sys.stderr.write(f"soundstage {verb}: {one_line(error)}\n")
+        return exit_status(error)
+    return 0
+
+
+def one_line(error: Exception) -> str:
+    """The error as one clear line: pydantic's as `field: message`."""
+    if isinstance(error, ValidationError):
+        parts = [f"{'.'.join(str(key) for key in item['loc']) or 'settings'}: {item['msg']}" for item in error.errors()]
+        return "; ".join(parts)
+    return str(error)
+
+
+def exit_status(error: Exception) -> int:
+    """Which exit status tells this error from the others."""
+    if isinstance(error, GateFailed):
+        return EXIT_GATE
+    if isinstance(error, DataRefused):
+        return EXIT_DATA
+    return EXIT_CONFIGURATION if isinstance(error, ValueError) else EXIT_ENVIRONMENT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
