@@ -107,14 +107,26 @@ class Reject(Frozen):
     limit: str
 
 
+TreatmentName = Literal[
+    "silence",
+    "mono_to_stereo",
+    "downmix",
+    "retime",
+    "rotate",
+    "delay_sound",
+    "pad_sound",
+    "resize",
+    "ten_bit",
+    "caption_by_default",
+]
+
+
 class Treatment(Frozen):
     """What is done to an accepted source so that the model can use it."""
 
     item: str
     path: str
-    treatment: Literal[
-        "silence", "mono_to_stereo", "downmix", "retime", "rotate", "delay_sound", "pad_sound", "resize", "ten_bit", "caption_by_default"
-    ]
+    treatment: TreatmentName
     detail: str
 
 
