@@ -28,15 +28,15 @@ class ClipShape(Frozen):
     Source of the grids: the H3 model card (24 frames a second, 17n+5 frames, 40 sound latents a second).
     """
 
-    num_frames: int = Field(22, gt=0)
+    num_frames: int = Field(default=22, gt=0)
     """Pixel frames of a clip, on the family's grid (17n+5 for H3)."""
-    frame_rate: int = Field(24, gt=0)
+    frame_rate: int = Field(default=24, gt=0)
     """Frames a second of the model's timeline; every source is retimed to it."""
-    height: int = Field(32, gt=0)
+    height: int = Field(default=32, gt=0)
     """Picture height, px, a multiple of the family's canvas multiple."""
-    width: int = Field(32, gt=0)
+    width: int = Field(default=32, gt=0)
     """Picture width, px, likewise."""
-    sample_rate_hz: int = Field(8000, gt=0)
+    sample_rate_hz: int = Field(default=8000, gt=0)
     """Sound samples a second, the family's sound autoencoder's."""
 
     @property
@@ -237,20 +237,20 @@ class Stage(Frozen):
 
     start_from: str | None = None
     """Name of the stage whose checkpoint this one continues; None starts from the base model."""
-    max_difficulty: float = Field(1.0, gt=0, le=1)
+    max_difficulty: float = Field(default=1.0, gt=0, le=1)
     """Clips up to this difficulty quantile take part."""
-    replay_share: float = Field(0.0, ge=0, lt=1)
+    replay_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of draws from `replay_groups`, so that old skills do not vanish."""
     replay_groups: tuple[str, ...] = ()
     conditions: dict[Literal["t2va", "fl2va_first", "fl2va"], float]
     """Share of each conditioning mode: text only, first keyframe, both keyframes."""
     method: Literal["full", "lora"] = "full"
     num_steps: int = Field(gt=0)
-    batch_size: int = Field(4, gt=0)
+    batch_size: int = Field(default=4, gt=0)
     """Clips an optimiser update sees."""
     learning_rate: float = Field(gt=0)
-    lora_rank: int = Field(16, gt=0)
-    warmup_steps: int = Field(20, ge=0)
+    lora_rank: int = Field(default=16, gt=0)
+    warmup_steps: int = Field(default=20, ge=0)
 
     @model_validator(mode="after")
     def _shares_sum_to_one(self) -> Stage:

@@ -25,19 +25,19 @@ class Limits(Frozen):
 
     shape: ClipShape = ClipShape()
     """What a training clip is; treatments are stated relative to it."""
-    min_duration_s: float = Field(0.9, ge=0)
+    min_duration_s: float = Field(default=0.9, ge=0)
     """Shortest picture, s; less than one training clip yields nothing."""
-    min_side_px: int = Field(16, gt=0)
+    min_side_px: int = Field(default=16, gt=0)
     """Shortest side as displayed, px."""
-    min_frame_rate: float = Field(8, gt=0)
+    min_frame_rate: float = Field(default=8, gt=0)
     """Lowest average frame rate, frames a second; below it retiming repeats every picture three times."""
-    max_frame_rate: float = Field(240, gt=0)
+    max_frame_rate: float = Field(default=240, gt=0)
     """Highest average frame rate, frames a second; above it the timestamps are usually wrong."""
-    max_aspect: float = Field(4, ge=1)
+    max_aspect: float = Field(default=4, ge=1)
     """Longest side over shortest side; the family's canvases go from 1:4 to 4:1."""
     reject_hdr: bool = True
     """Leave out PQ and HLG pictures; otherwise they are decoded as if they were SDR and look grey."""
-    default_caption: str = Field("a video with sound", min_length=1)
+    default_caption: str = Field(default="a video with sound", min_length=1)
     """Caption of a source that has none."""
 
 
