@@ -237,6 +237,8 @@ class Stage(Frozen):
 
     start_from: str | None = None
     """Name of the stage whose checkpoint this one continues; None starts from the base model."""
+    after: str = ""
+    """Folder that must exist first: the base model, or the checkpoint of `start_from`. Read by dvc.yaml alone."""
     max_difficulty: float = Field(default=1.0, gt=0, le=1)
     """Clips up to this difficulty quantile take part."""
     replay_share: float = Field(default=0.0, ge=0, lt=1)
