@@ -1,0 +1,277 @@
+"""The sample world: small scenes in which every sound has a visible cause and comes from where it happens.
+
+Things bounce off walls, collide and speak. The world has two halves that share no colour, shape, place or sound:
+the tiny base model is trained on `base` only, fine-tuning moves it towards `new`, as a real run moves a released
+checkpoint towards a customer's material. Everything is a pure function of (half, seed).
+
+Shape letters: F frames, H height, W width, C channels (RGB or left, right), T sound samples.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Half = Literal["base", "new"]
+Kind = Literal["bounce", "collide", "speak"]
+Colour = tuple[int, int, int]
+Floats = NDArray[np.float64]
+
+KINDS: tuple[Kind, ...] = ("bounce", "collide", "speak")
+SIMULATION_RATE = 960
+"""Physics steps a second: an event is placed to 1.04 ms."""
+FLOOR = 0.82
+"""Where the floor begins, as a share of the height."""
+GAIN = 0.4
+"""Amplitude of one event at the nearer side, full scale = 1."""
+
+
+class Style(NamedTuple):
+    """What one half of the world is made of."""
+
+    shapes: tuple[str, ...]
+    colours: dict[str, Colour]
+    places: dict[str, tuple[Colour, Colour]]
+    """Name → wall and floor colour."""
+    tones: dict[str, tuple[float, ...]]
+    """Name of what a bounce rings → partials, Hz."""
+    knocks: dict[str, tuple[float, ...]]
+    voices: dict[str, tuple[float, float, float]]
+    """Name → pitch and two formants, Hz."""
+    decay: float
+    """How fast a ringing tone dies, nepers a second."""
+
+
+STYLES: dict[Half, Style] = {
+    "base": Style(
+        shapes=("ball",),
+        colours={"red": (220, 50, 40), "green": (50, 190, 70), "blue": (60, 90, 230), "yellow": (230, 205, 50)},
+        places={"dark room": ((24, 26, 34), (52, 46, 44)), "grey hall": ((100, 100, 106), (66, 68, 72))},
+        tones={"low bell": (330.0, 660.0), "high bell": (660.0, 1320.0)},
+        knocks={"wooden knock": (420.0, 980.0), "dull thud": (190.0, 410.0)},
+        voices={"deep voice": (110.0, 600.0, 1050.0), "plain voice": (150.0, 500.0, 1400.0)},
+        decay=12.0,
+    ),
+    "new": Style(
+        shapes=("box", "diamond"),
+        colours={"pink": (240, 120, 190), "cyan": (40, 210, 220), "lime": (170, 240, 60), "white": (240, 240, 235)},
+        places={"teal pool": ((16, 74, 84), (10, 44, 60)), "brown field": ((122, 84, 52), (74, 104, 44))},
+        tones={"warm chime": (440.0, 1210.0), "bright chime": (880.0, 2210.0)},
+        knocks={"glass clink": (1250.0, 2600.0), "tin clank": (560.0, 1730.0)},
+        voices={"clear voice": (210.0, 750.0, 1250.0), "thin voice": (260.0, 400.0, 1900.0)},
+        decay=7.0,
+    ),
+}
+
+
+class Scene(NamedTuple):
+    """A rendered scene with its caption."""
+
+    frames_FHWC: NDArray[np.uint8]
+    waveform_CT: NDArray[np.float32]
+    caption: str
+    kind: Kind
+
+
+class Event(NamedTuple):
+    """Something audible: when (s) and where (0 left, 1 right)."""
+
+    time_s: float
+    x: float
+
+
+class Bodies(NamedTuple):
+    """Moving bodies over physics steps: positions (N, steps, 2) in shares of the side, and radii."""
+
+    positions: Floats
+    radii: Floats
+    walls: list[Event]
+    pairs: list[Event]
+
+
+def scene(
+    half: Half,
+    seed: int,
+    duration_s: float,
+    frame_rate: Fraction | int,
+    size_px: int,
+    sample_rate_hz: int,
+    kind: Kind | None = None,
+) -> Scene:
+    """Render one scene: seed and half decide everything, the rates only sample it."""
+    random = np.random.default_rng([seed, 0 if half == "base" else 1])
+    style = STYLES[half]
+    chosen = kind or KINDS[int(random.integers(len(KINDS)))]
+    colours = [str(name) for name in random.permutation(list(style.colours))[:2]]
+    shape = str(random.choice(list(style.shapes)))
+    place = str(random.choice(list(style.places)))
+    sounds = {"bounce": style.tones, "collide": style.knocks, "speak": style.voices}[chosen]
+    sound = str(random.choice(list(sounds)))
+    bodies = move(random, 2 if chosen == "collide" else 1, duration_s)
+    events = {"bounce": bodies.walls, "collide": bodies.pairs, "speak": syllables(random, bodies, duration_s)}[chosen]
+    num_samples = round(duration_s * sample_rate_hz)
+    if chosen == "speak":
+        waveform = speech(events, style.voices[sound], num_samples, sample_rate_hz)
+        caption = f"a {colours[0]} face speaks in a {place} with a {sound}"
+    else:
+        decay = style.decay if chosen == "bounce" else 3 * style.decay
+        waveform = struck(events, sounds[sound], decay, num_samples, sample_rate_hz)  # pyright: ignore[reportArgumentType]
+        caption = (
+            f"a {colours[0]} {shape} bounces in a {place} and each bounce rings a {sound}"
+            if chosen == "bounce"
+            else f"a {colours[0]} {shape} and a {colours[1]} {shape} collide in a {place} with a {sound}"
+        )
+    times = np.arange(round(duration_s * float(frame_rate))) / float(frame_rate)
+    painted = [style.colours[name] for name in colours]
+    drawn = "face" if chosen == "speak" else shape
+    frames = render(bodies, events, times, drawn, painted, style.places[place], size_px)
+    return Scene(frames, waveform, caption, chosen)
+
+
+def move(random: np.random.Generator, num_bodies: int, duration_s: float) -> Bodies:
+    """Let bodies fly between the walls; equal masses that meet exchange velocity along x."""
+    radii = random.uniform(0.12, 0.18, num_bodies)
+    x = np.linspace(0.25, 0.75, num_bodies) if num_bodies > 1 else random.uniform(0.2, 0.8, 1)
+    position = np.stack([x, np.full(num_bodies, random.uniform(0.3, FLOOR - 0.3))], axis=1)
+    speed = random.uniform(0.5, 0.8, num_bodies)
+    direction = np.array([1.0, -1.0])[:num_bodies] if num_bodies > 1 else random.choice([-1.0, 1.0], 1)
+    drift = random.uniform(0.1, 0.4) * random.choice([-1.0, 1.0])
+    velocity = np.stack([speed * direction, np.full(num_bodies, 0.0 if num_bodies > 1 else drift)], axis=1)
+    num_steps = int(duration_s * SIMULATION_RATE) + 1
+    path = np.empty((num_bodies, num_steps, 2))
+    walls: list[Event] = []
+    pairs: list[Event] = []
+    for step in range(num_steps):
+        path[:, step] = position
+        time_s = step / SIMULATION_RATE
+        position = position + velocity / SIMULATION_RATE
+        for body in range(num_bodies):
+            for axis, far in ((0, 1.0), (1, FLOOR)):
+                low, high = radii[body], far - radii[body]
+                outside = (position[body, axis] < low and velocity[body, axis] < 0) or (
+                    position[body, axis] > high and velocity[body, axis] > 0
+                )
+                if outside:
+                    velocity[body, axis] = -velocity[body, axis]
+                    walls.append(Event(time_s, float(position[body, 0])))
+        if num_bodies > 1:
+            gap = position[1, 0] - position[0, 0]
+            if gap < radii.sum() and velocity[0, 0] > velocity[1, 0]:
+                velocity[[0, 1], 0] = velocity[[1, 0], 0]
+                pairs.append(Event(time_s, float(position[:, 0].mean())))
+    return Bodies(path, radii, walls, pairs)
+
+
+def syllables(random: np.random.Generator, bodies: Bodies, duration_s: float) -> list[Event]:
+    """When the face opens its mouth: about three times a second, from where it then is."""
+    times = np.arange(random.uniform(0.05, 0.2), duration_s - 0.2, random.uniform(0.28, 0.38))
+    return [Event(float(time), float(bodies.positions[0, int(time * SIMULATION_RATE), 0])) for time in times]
+
+
+def panned(mono: Floats, x: float) -> Floats:
+    """Place a sound between left and right at constant power; returns (2, T)."""
+    angle = (0.1 + 0.8 * x) * np.pi / 2
+    return np.stack([mono * np.cos(angle), mono * np.sin(angle)])
+
+
+def struck(
+    events: list[Event], partials: tuple[float, ...], decay: float, num_samples: int, sample_rate_hz: int
+) -> NDArray[np.float32]:
+    """Sound of struck things: decaying partials at every event. Returns (2, num_samples)."""
+    sound = np.zeros((2, num_samples))
+    for event in events:
+        start = round(event.time_s * sample_rate_hz)
+        time = np.arange(min(num_samples - start, round(0.6 * sample_rate_hz))) / sample_rate_hz
+        tone = sum(
+            np.sin(2 * np.pi * hertz * time) * np.exp(-decay * (1 + index) * time) / (1 + index)
+            for index, hertz in enumerate(partials)
+            if hertz < sample_rate_hz / 2
+        )
+        attack = np.minimum(1.0, time * 500)  # 2 ms, or the click hides the pitch
+        sound[:, start : start + time.size] += panned(GAIN * np.asarray(tone) * attack, event.x)
+    return np.clip(sound, -1, 1).astype(np.float32)
+
+
+def speech(
+    events: list[Event], voice: tuple[float, float, float], num_samples: int, sample_rate_hz: int
+) -> NDArray[np.float32]:
+    """Sound of a face that speaks: harmonics of a pitch under two formants, one arch a syllable. Returns (2, T)."""
+    pitch, first, second = voice
+    sound = np.zeros((2, num_samples))
+    for index, event in enumerate(events):
+        start = round(event.time_s * sample_rate_hz)
+        time = np.arange(min(num_samples - start, round(0.2 * sample_rate_hz))) / sample_rate_hz
+        hertz = pitch * (1 + 0.06 * ((index * 7) % 3 - 1))
+        tone = np.zeros(time.size)
+        for harmonic in range(1, int(min(sample_rate_hz / 2, 3400) / hertz)):
+            at = harmonic * hertz
+            weight = sum(1 / (1 + ((at - formant) / 120) ** 2) for formant in (first, second))
+            tone += weight * np.sin(2 * np.pi * at * time)
+        arch = np.sin(np.pi * np.clip(time / 0.2, 0, 1)) ** 2
+        peak = max(float(np.abs(tone).max(initial=0)), 1e-9)
+        sound[:, start : start + time.size] += panned(GAIN * tone / peak * arch, event.x)
+    return np.clip(sound, -1, 1).astype(np.float32)
+
+
+def render(
+    bodies: Bodies,
+    events: list[Event],
+    times: Floats,
+    shape: str,
+    colours: list[Colour],
+    place: tuple[Colour, Colour],
+    size_px: int,
+) -> NDArray[np.uint8]:
+    """Draw the bodies at the given times (s) with soft edges. Returns (F, size_px, size_px, 3)."""
+    grid_y, grid_x = np.mgrid[0:size_px, 0:size_px].astype(np.float64) + 0.5
+    wall, floor = (np.array(colour, dtype=np.float64) for colour in place)
+    is_floor = np.clip(grid_y - FLOOR * size_px + 0.5, 0, 1)[..., None]
+    backdrop = wall * (1 - is_floor) + floor * is_floor
+    frames = np.empty((times.size, size_px, size_px, 3), np.uint8)
+    for index, time in enumerate(times):
+        canvas = backdrop
+        step = min(int(time * SIMULATION_RATE), bodies.positions.shape[1] - 1)
+        for body, radius in enumerate(bodies.radii * size_px):
+            x, y = bodies.positions[body, step] * size_px
+            ink = np.array(colours[body], dtype=np.float64)
+            canvas = paint(canvas, inside(shape, grid_x - x, grid_y - y, radius), ink)
+            if shape == "face":
+                canvas = paint_features(canvas, grid_x - x, grid_y - y, radius, mouth_opening(events, float(time)))
+        frames[index] = canvas.round().astype(np.uint8)
+    return frames
+
+
+def mouth_opening(events: list[Event], time_s: float) -> float:
+    """How far the mouth is open at a time, 0–1: the arch of the syllable being spoken."""
+    spoken = [time_s - event.time_s for event in events if 0 <= time_s - event.time_s < 0.2]
+    return float(np.sin(np.pi * spoken[0] / 0.2) ** 2) if spoken else 0.0
+
+
+def inside(shape: str, x: Floats, y: Floats, radius: float) -> Floats:
+    """Coverage, 0–1, of every pixel by a shape centred at the origin; edges are one pixel soft."""
+    if shape == "box":
+        distance = radius - np.maximum(np.abs(x), np.abs(y))
+    elif shape == "diamond":
+        distance = (radius - np.abs(x) - np.abs(y)) / np.sqrt(2)
+    else:
+        distance = radius - np.hypot(x, y)
+    return np.clip(distance + 0.5, 0, 1)
+
+
+def paint(canvas: Floats, coverage: Floats, ink: Floats) -> Floats:
+    """Lay a colour over the canvas where it is covered."""
+    return canvas * (1 - coverage[..., None]) + ink * coverage[..., None]
+
+
+def paint_features(canvas: Floats, x: Floats, y: Floats, radius: float, opening: float) -> Floats:
+    """Two eyes and a mouth that is as open as the sound is loud."""
+    dark = np.array((20.0, 16.0, 20.0))
+    for side in (-0.4, 0.4):
+        eye = inside("ball", x - side * radius, y + 0.3 * radius, 0.16 * radius)
+        canvas = paint(canvas, eye, dark)
+    tall = 0.08 + 0.42 * opening
+    mouth = inside("ball", x * tall / 0.5, y - 0.4 * radius, tall * radius)
+    return paint(canvas, mouth, dark)
