@@ -1,0 +1,104 @@
+"""PSNR and SSIM against stored values, scikit-image, torchmetrics and closed forms."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from torchmetrics.functional.image import peak_signal_noise_ratio as torch_psnr
+
+from metrics.picture import psnr_db, ssim
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "assets/eval/psnr_ssim_golden.json").read_text())
+
+
+def golden_pair() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The two pictures of the stored recipe."""
+    y, x, c = np.meshgrid(np.arange(96), np.arange(128), np.arange(3), indexing="ij")
+    reference = np.round(np.clip(128 + 60 * np.sin(x / 9 + c) + 50 * np.cos(y / 7 - c), 0, 255))
+    distorted = np.clip(reference + (13 * x + 29 * y) % 17 - 8, 0, 255)
+    return reference[None].astype(np.uint8), distorted[None].astype(np.uint8)
+
+
+def noisy_clip(seed: int, num_frames: int = 3) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """A clip whose frames are hurt by ever more noise."""
+    rng = np.random.default_rng(seed)
+    reference = rng.integers(0, 256, (num_frames, 24, 20, 3))
+    noise = rng.normal(0, 1, reference.shape) * (5 + 20 * np.arange(num_frames))[:, None, None, None]
+    return reference.astype(np.uint8), np.clip(reference + noise, 0, 255).astype(np.uint8)
+
+
+def test_psnr_and_ssim_equal_the_stored_values() -> None:
+    pair = golden_pair()
+    assert psnr_db(*pair).mean.value == pytest.approx(GOLDEN["psnr_rgb"], abs=1e-9)
+    assert ssim(*pair).value == pytest.approx(GOLDEN["ssim_gauss_crop_skimage"], abs=1e-9)
+
+
+def test_psnr_headline_is_scikit_images_mean_and_pooled_is_torchmetrics() -> None:
+    reference, distorted = noisy_clip(0)
+    expected = np.mean([peak_signal_noise_ratio(a, b) for a, b in zip(reference, distorted, strict=True)])
+    result = psnr_db(reference, distorted)
+    assert result.mean.value == pytest.approx(expected, abs=1e-9)
+    pooled = torch_psnr(torch.from_numpy(distorted).double(), torch.from_numpy(reference).double(), data_range=255.0)
+    assert result.pooled.value == pytest.approx(float(pooled), abs=1e-6)
+    assert result.mean.value is not None
+    assert result.pooled.value is not None
+    assert result.mean.value > result.pooled.value + 0.5
+
+
+def test_ssim_equals_scikit_image_with_wangs_settings() -> None:
+    reference, distorted = noisy_clip(1)
+    expected = [
+        structural_similarity(
+            a, b, channel_axis=2, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255
+        )
+        for a, b in zip(reference, distorted, strict=True)
+    ]
+    assert ssim(reference, distorted).value == pytest.approx(np.mean(expected), abs=1e-9)
+
+
+@given(level=st.integers(1, 255), base=st.integers(0, 255))
+def test_psnr_of_a_constant_error_is_the_closed_form(level: int, base: int) -> None:
+    low, high = min(base, 255 - level), min(base, 255 - level) + level
+    reference = np.full((2, 4, 4, 3), low, np.uint8)
+    expected = 20 * math.log10(255 / level)
+    assert psnr_db(reference, np.full_like(reference, high)).mean.value == pytest.approx(expected)
+
+
+def test_an_identical_frame_counts_a_hundred_db_and_is_counted() -> None:
+    reference = np.zeros((4, 16, 16, 3), np.uint8)
+    distorted = reference.copy()
+    distorted[1:] = 255
+    result = psnr_db(reference, distorted)
+    assert result.num_identical == 1
+    assert result.mean.value == pytest.approx(25.0)  # one frame of 100 dB and three of 0 dB
+    assert psnr_db(reference, reference).pooled.value == 100
+
+
+def test_ssim_of_two_flat_pictures_is_the_luminance_term() -> None:
+    reference = np.full((1, 16, 16, 3), 100, np.uint8)
+    distorted = np.full_like(reference, 150)
+    c1 = (0.01 * 255) ** 2
+    assert ssim(reference, distorted).value == pytest.approx((2 * 100 * 150 + c1) / (100**2 + 150**2 + c1), abs=1e-9)
+
+
+def test_ssim_of_a_tiny_picture_is_missing_with_its_size() -> None:
+    tiny = np.zeros((1, 10, 40, 3), np.uint8)
+    score = ssim(tiny, tiny)
+    assert score.value is None
+    assert "40x10 px" in score.reason
+
+
+def test_clips_of_other_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="retime or resize"):
+        psnr_db(np.zeros((2, 16, 16, 3), np.uint8), np.zeros((3, 16, 16, 3), np.uint8))
+    with pytest.raises(ValueError, match="uint8"):
+        ssim(np.zeros((2, 16, 16, 3), np.float32), np.zeros((2, 16, 16, 3), np.float32))  # pyright: ignore[reportArgumentType]
