@@ -226,6 +226,9 @@ class Check(Frozen):
 class Verdict(Frozen):
     """Whether a model may be released."""
 
+    report_sha256: str
+    """Content hash of the report judged: `register` refuses a verdict on another one."""
+    checkpoint_sha256: str
     passed: bool
     checks: tuple[Check, ...]
     champion: str | None
