@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ def _frames(
 
 def _picture_facts(picture: _Picture) -> Facts:
     times = sorted(picture.times)
-    intervals = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    intervals = [later - earlier for earlier, later in itertools.pairwise(times)]
     median = statistics.median(intervals)
     tick = float(picture.stream.time_base or 0)
     deviation = max(0.0, max(abs(interval - median) for interval in intervals) - 1.001 * tick)

@@ -7,7 +7,7 @@ C channel, T sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,6 +21,7 @@ import soxr
 from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 from av.container import InputContainer
+from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.reformatter import Colorspace, Interpolation
 from av.video.stream import VideoStream
@@ -48,7 +49,7 @@ class Unreadable(RuntimeError):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[InputContainer]:
+def opened(path: Path) -> Generator[InputContainer]:
     """The file's container; every decoding error inside the block becomes `Unreadable`."""
     if not path.is_file():
         raise Unreadable("there is no such file")
@@ -65,7 +66,7 @@ def picture_stream(container: InputContainer) -> VideoStream:
     Raises:
         Unreadable: there is none.
     """
-    art = av.stream.Disposition.attached_pic | av.stream.Disposition.timed_thumbnails
+    art = Disposition.attached_pic | Disposition.timed_thumbnails
     streams = [item for item in container.streams.video if not item.disposition & art and item.codec_context]
     if not streams:
         raise Unreadable("holds no picture, only sound" if container.streams.audio else "holds no picture")
@@ -83,7 +84,7 @@ def sound_stream(container: InputContainer) -> AudioStream | None:
 
 
 def _preferred(stream: VideoStream | AudioStream) -> bool:
-    return bool(stream.disposition & av.stream.Disposition.default)
+    return bool(stream.disposition & Disposition.default)
 
 
 class PictureClock:
@@ -137,8 +138,8 @@ class SoundClock:
         position = stamp if stamp is not None else 0
         if self._next is not None and abs(position - self._next) <= RESYNC_S * self.rate:
             position = self._next
-        self._next = position + samples.shape[1]
-        excess = self._next - self._end  # the last packet is padded to a whole codec frame
+        after = self._next = position + samples.shape[1]
+        excess = after - self._end  # the last packet is padded to a whole codec frame
         if 0 < excess <= TAIL_FRAMES * max(frame.samples, 1024):
             samples = samples[:, : max(0, samples.shape[1] - int(excess))]
         return position, samples

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import av
 import numpy as np
@@ -77,6 +78,7 @@ def write_media(
     frame_times: Sequence[Fraction] | None = None,
     sound_start_s: float = 0.0,
     rotation_deg: int = 0,
+    audio_bits_per_s: int = AAC_BITS_PER_S,
 ) -> None:
     """Write any file the sample corpus needs, not atomically.
 
@@ -84,6 +86,7 @@ def write_media(
         frames: RGB (H, W, 3) each, in memory or streamed.
         frame_times: When each frame is shown, s, on a 1/90000 s grid; None is a constant `frame_rate`.
         sound_start_s: When the first sample sounds after the first frame is shown.
+        audio_bits_per_s: For every two channels.
         rotation_deg: Clockwise turn that a player is asked for (MP4 and MOV); the pixels are written as given.
 
     Raises:
@@ -104,12 +107,16 @@ def write_media(
     with av.open(str(path), "w", format=container, options=options) as output:
         tick = Fraction(1, 90000) if frame_times else 1 / Fraction(frame_rate)
         video = _video_stream(output, first, Fraction(frame_rate), tick, video_codec, pixel_format, crf)
-        audio = None if waveform is None else _audio_stream(output, waveform, rate, audio_codec, layout, path.name)
+        audio = (
+            None
+            if waveform is None
+            else _audio_stream(output, waveform, rate, audio_codec, layout, audio_bits_per_s, path.name)
+        )
         output.start_encoding()
         ticks = [round(time / tick) for time in frame_times] if frame_times else None
         shown = _video_frames(itertools.chain([first], pictures), ticks, tick, pixel_format)
         sounds = iter(()) if audio is None or waveform is None else _audio_frames(audio, waveform, rate, sound_start_s)
-        _interleave(output, video, shown, audio, sounds)
+        _interleave(cast(_Muxer, output), cast(_Encoder, video), shown, cast(_Encoder | None, audio), sounds)
     if rotation_deg:
         _turn(path, rotation_deg)
 
@@ -136,7 +143,8 @@ def _video_stream(
     pixel_format: str,
     crf: int,
 ) -> VideoStream:
-    stream = output.add_stream(codec, rate=frame_rate, options={"crf": str(crf), **VIDEO_OPTIONS[codec]})
+    settings = {"crf": str(crf), **VIDEO_OPTIONS[codec]}
+    stream = output.add_stream(codec, rate=frame_rate, options=settings)  # pyright: ignore[reportUnknownMemberType]
     stream.height, stream.width, stream.pix_fmt = first.shape[0], first.shape[1], pixel_format
     context = stream.codec_context
     context.time_base = tick
@@ -153,15 +161,16 @@ def _audio_stream(
     rate: int,
     codec: Literal["aac", "libopus"],
     layout: str,
+    bits_per_s: int,
     name: str,
 ) -> AudioStream:
-    stream = output.add_stream(codec, rate=rate, options=AUDIO_OPTIONS[codec])
+    stream = output.add_stream(codec, rate=rate, options=AUDIO_OPTIONS[codec])  # pyright: ignore[reportUnknownMemberType]
     stream.layout = layout
     stream.format = SAMPLE_FORMATS[codec]
     num_channels = stream.codec_context.channels
     if waveform.ndim != 2 or waveform.shape[0] != num_channels:
         raise ValueError(f"{name}: sound of shape {waveform.shape}; layout {layout} needs ({num_channels}, T)")
-    stream.codec_context.bit_rate = AAC_BITS_PER_S * max(1, num_channels // 2)
+    stream.codec_context.bit_rate = bits_per_s * max(1, num_channels // 2)
     stream.codec_context.flags |= Flags.bitexact
     return stream
 
@@ -200,26 +209,36 @@ def _audio_frames(
         yield (start + low) / rate, frame
 
 
+class _Encoder(Protocol):
+    """The part of a stream that is used, typed more fully than the library's stubs."""
+
+    def encode(self, frame: VideoFrame | AudioFrame | None) -> list[Any]: ...
+
+
+class _Muxer(Protocol):
+    """The part of a container that is used, likewise."""
+
+    def mux(self, packets: list[Any]) -> None: ...
+
+
 def _interleave(
-    output: OutputContainer,
-    video: VideoStream,
+    output: _Muxer,
+    video: _Encoder,
     shown: Iterator[tuple[float, VideoFrame]],
-    audio: AudioStream | None,
+    audio: _Encoder | None,
     sounds: Iterator[tuple[float, AudioFrame]],
 ) -> None:
     """Encode both streams in the order of time, so that the muxer need not hold one of them."""
-    waiting = next(sounds, None)
-    for seconds, frame in shown:
-        while audio is not None and waiting is not None and waiting[0] <= seconds:
-            output.mux(audio.encode(waiting[1]))
-            waiting = next(sounds, None)
-        output.mux(video.encode(frame))
-    while audio is not None and waiting is not None:
-        output.mux(audio.encode(waiting[1]))
-        waiting = next(sounds, None)
-    output.mux(video.encode(None))
-    if audio is not None:
-        output.mux(audio.encode(None))
+    timed = heapq.merge(
+        ((seconds, 1, video, frame) for seconds, frame in shown),
+        ((seconds, 0, cast(_Encoder, audio), frame) for seconds, frame in sounds),
+        key=lambda item: item[:2],
+    )
+    for _, _, encoder, frame in timed:
+        output.mux(encoder.encode(frame))
+    for encoder in (video, audio):
+        if encoder is not None:
+            output.mux(encoder.encode(None))
 
 
 def _turn(path: Path, rotation_deg: int) -> None:
