@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import yaml
 
-from data.records import Frozen
+from tasks.summary import Outcome
 
 LOCK_MESSAGES = ("Unable to acquire lock", "is busy")
 """The only two failures worth trying again: another DVC command holds the workspace for a moment."""
@@ -29,21 +29,6 @@ PROGRESS = re.compile(r"(\d+)%\|[^|]*\|\s*(\S+)/(\S+)")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 ERROR_LINE = re.compile(r"^soundstage \w+: (.+)$", re.MULTILINE)
 EXITED = re.compile(r"exited with (-?\d+)")
-
-
-class Outcome(Frozen):
-    """What became of one DVC stage."""
-
-    stage: str
-    ran: bool
-    """False where DVC found nothing changed, or took the result from its cache."""
-    seconds: float
-    outputs: dict[str, str] = {}
-    """MD5 by output path, from dvc.lock: the lineage of whatever is made of them."""
-    status: int = 0
-    """Exit status of the verb; 0 is success, 4 a failed gate, 5 a refused dataset."""
-    error: str = ""
-    """The verb's own line where it failed."""
 
 
 def reproduce(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import yaml
@@ -17,7 +19,8 @@ from pydantic import BaseModel, ValidationError
 from data.records import DataRefused, GateFailed
 from tasks import MAKERS, PIPELINE
 
-EXIT_CONFIGURATION, EXIT_ENVIRONMENT, EXIT_GATE, EXIT_DATA = 2, 3, 4, 5
+VERBS = (*MAKERS, *PIPELINE, "run")
+EXIT_CONFIGURATION, EXIT_ENVIRONMENT, EXIT_GATE, EXIT_DATA, EXIT_INTERRUPTED = 2, 3, 4, 5, 130
 """Distinct exit statuses, so that a scheduler can tell a bad model from a bad machine."""
 
 
@@ -30,9 +33,9 @@ def load_section(verb: str, params: Path, overrides: Sequence[str]) -> dict[str,
     if not params.is_file():
         raise ValueError(f"{params} does not exist; run from the checkout or pass --params")
     sections = cast(dict[str, Any], yaml.safe_load(params.read_text(encoding="utf-8")))
-    if verb not in sections:
+    if verb not in sections and verb != "run":
         raise ValueError(f"{params} has no section `{verb}`")
-    section = cast(dict[str, Any], sections[verb])
+    section = cast(dict[str, Any], sections.get(verb, {}))
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
@@ -45,11 +48,17 @@ def load_section(verb: str, params: Path, overrides: Sequence[str]) -> dict[str,
     return section
 
 
+def find(verb: str) -> ModuleType:
+    """The verb's file; `run` is the launcher of all others."""
+    return importlib.import_module(f"tasks.{'launch' if verb == 'run' else verb}")
+
+
 def describe(verb: str) -> str:
     """The verb's fields with their sentences, for `--help`."""
-    module = importlib.import_module(f"tasks.{verb}")
+    module = find(verb)
     config = cast(type[BaseModel], module.Config)
-    lines = [(module.__doc__ or "").strip(), "", "settings (params.yaml section, or key=value on the command line):"]
+    heading = "settings (key=value" if verb == "run" else "settings (params.yaml section, or key=value"
+    lines = [(module.__doc__ or "").strip(), "", f"{heading} on the command line):"]
     for name, field in config.model_fields.items():
         default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
         lines.append(f"  {name}: {field.description or ''} ({default})")
@@ -67,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     result.add_argument("-h", "--help", action="store_true", help="this text, or the verb's settings")
-    result.add_argument("verb", nargs="?", help=", ".join((*MAKERS, *PIPELINE, "run")))
+    result.add_argument("verb", nargs="?", help=", ".join(VERBS))
     result.add_argument("item", nargs="*", help="a curriculum stage for `train`, then key=value overrides")
     result.add_argument("--params", type=Path, default=Path("params.yaml"), help="settings file")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -76,11 +85,14 @@ def parser() -> argparse.ArgumentParser:
 
 def call(verb: str, items: Sequence[str], params: Path) -> None:
     """Run one verb with its section of `params`."""
-    module = importlib.import_module(f"tasks.{verb}")
+    module = find(verb)
     overrides = [item for item in items if "=" in item]
     names = [item for item in items if "=" not in item]
-    section = load_section(verb, params, overrides)
-    config = cast(type[BaseModel], module.Config).model_validate(section)
+    config = cast(type[BaseModel], module.Config).model_validate(load_section(verb, params, overrides))
+    try:
+        inspect.signature(module.run).bind(config, *names)
+    except TypeError as error:
+        raise ValueError(f"{' '.join(names) or 'no name given'}: {error}") from error
     module.run(config, *names)
 
 
@@ -88,11 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is the contract that DVC and Prefect read."""
     arguments = parser().parse_args(argv)
     verb = cast(str | None, arguments.verb)
-    if verb is None or (arguments.help and verb == "run"):
+    if verb is None:
         parser().print_help()
         return 0 if arguments.help else EXIT_CONFIGURATION
-    if verb not in (*MAKERS, *PIPELINE, "run"):
-        sys.stderr.write(f"soundstage: no verb {verb!r}; there are {', '.join((*MAKERS, *PIPELINE, 'run'))}\n")
+    if verb not in VERBS:
+        sys.stderr.write(f"soundstage: no verb {verb!r}; there are {', '.join(VERBS)}\n")
         return EXIT_CONFIGURATION
     if arguments.help:
         sys.stdout.write(describe(verb) + "\n")
@@ -105,6 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         sys.stderr.write(f"soundstage {verb}: {one_line(error)}\n")
         return exit_status(error)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"soundstage {verb}: interrupted; run it again to go on\n")
+        return EXIT_INTERRUPTED
     return 0
 
 

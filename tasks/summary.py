@@ -1,0 +1,121 @@
+"""What a run of the pipeline left behind, as records, tables and sentences: for the terminal and for Prefect's pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from data.records import Frozen, Report
+
+Params = dict[str, Any]
+"""params.yaml as read: sections by verb."""
+
+
+class Outcome(Frozen):
+    """What became of one DVC stage."""
+
+    stage: str
+    """A verb, or `train@NAME` for a stage of the curriculum."""
+    ran: bool
+    """False where DVC found nothing changed, or took the result from its cache."""
+    seconds: float
+    outputs: dict[str, str] = {}
+    """MD5 by output path, from dvc.lock: the lineage of whatever is made of them."""
+    status: int = 0
+    """Exit status of the verb; 0 is success, 4 a failed gate, 5 a refused dataset."""
+    error: str = ""
+    """The verb's own line where it failed."""
+
+
+class Journal(Frozen):
+    """The outcomes of one run, in order, kept beside the logs."""
+
+    outcomes: tuple[Outcome, ...] = ()
+
+
+LOGS = Path("data/store/logs")
+JOURNAL = LOGS / "run.json"
+
+
+def load_params(path: Path = Path("params.yaml")) -> Params:
+    """The settings of all verbs.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; run from the checkout")
+    return cast(Params, yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def timing_table(outcomes: Sequence[Outcome]) -> str:
+    """Seconds by verb, and which of them had nothing to do."""
+    width = max((len(outcome.stage) for outcome in outcomes), default=4)
+    lines: list[str] = []
+    for outcome in outcomes:
+        note = f"  failed: {outcome.error}" if outcome.status else "" if outcome.ran else "  unchanged"
+        lines.append(f"  {outcome.stage:<{width}} {outcome.seconds:8.1f} s{note}")
+    return "\n".join(lines)
+
+
+def places(params: Params, root: Path = Path()) -> str:
+    """Where report, videos, model and logs are, and the commands that open the two web pages."""
+    report = root / str(params["evaluate"]["report"]) / "report.html"
+    generations = root / str(params["generate"]["generations"])
+    videos = sorted(generations.rglob("*.mp4"))
+    rows = [
+        ("report", str(report) if report.is_file() else "not made yet"),
+        ("videos", f"{generations}/ ({len(videos)} mp4 files)" if videos else "not made yet"),
+        ("model", registered_model(root / str(params["register"]["registered"]))),
+        ("logs", f"{root / LOGS}/"),
+        ("MLflow", f"{program('mlflow')} ui --backend-store-uri {tracking_uri(params)} --port 5001"),
+        ("Prefect", f"PREFECT_HOME=$PWD/data/store/prefect {program('prefect')} server start"),
+    ]
+    return "\n".join(f"  {name:<8} {text}" for name, text in rows)
+
+
+def tracking_uri(params: Params) -> str:
+    """Where `gate` and `register` keep runs and models."""
+    folder = params["register"].get("mlflow", "data/store/mlflow")
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder}/mlflow.db"
+
+
+def registered_model(path: Path) -> str:
+    """Name and version of the model that `register` made known."""
+    if not path.is_file():
+        return "not registered yet"
+    registered = cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    return f"{registered.get('name', '?')} version {registered.get('version', '?')}"
+
+
+def program(name: str) -> str:
+    """How to type a command of this environment from the working directory."""
+    path = Path(sys.executable).parent / name
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def metrics_markdown(report: Report, html: Path) -> str:
+    """The report as a Markdown page: what improved, then every metric with interval and coverage."""
+    lines = [f"# {report.model}", "", f"Whole report, with videos: [{html}]({html.absolute().as_uri()})", ""]
+    lines += ["| what improved | where | difference | 95 % interval | clips | |", "|---|---|---|---|---|---|"]
+    for row in report.comparisons:
+        verdict = "better" if row.better else ""
+        lines.append(
+            f"| {row.name} | {row.group}: {row.left} − {row.right} | {row.difference:+.3g} {row.unit} "
+            f"| {row.low:.3g} … {row.high:.3g} | {row.num_items} | {verdict} |"
+        )
+    lines += ["", "| metric | subset | group | value | 95 % interval | items |", "|---|---|---|---|---|---|"]
+    for metric in report.metrics:
+        value = f"missing: {metric.reason}" if metric.value is None else f"{metric.value:.4g} {metric.unit}"
+        interval = "" if metric.low is None or metric.high is None else f"{metric.low:.4g} … {metric.high:.4g}"
+        lines.append(
+            f"| {metric.name} | {metric.subset} | {metric.group} | {value} | {interval} "
+            f"| {metric.num_items} of {metric.num_attempted} |"
+        )
+    return "\n".join(lines) + "\n"
