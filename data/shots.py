@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -61,9 +61,12 @@ def find_cuts(changes: NDArray[np.float64], times_s: NDArray[np.float64], thumbs
         thumbs_FHW: small luma pictures, to tell a flash from a cut.
     """
     found: list[int] = []
-    for at in cast("list[int]", np.flatnonzero(changes >= MIN_CHANGE).tolist()):
-        around = np.concatenate([changes[max(at - NEIGHBOURS, 1) : at], changes[at + 1 : at + 1 + NEIGHBOURS]])
-        usual = float(around.mean()) if around.size else 0.0
+    for at in np.flatnonzero(changes >= MIN_CHANGE).tolist():
+        around: list[float] = [
+            *changes[max(at - NEIGHBOURS, 1) : at].tolist(),
+            *changes[at + 1 : at + 1 + NEIGHBOURS].tolist(),
+        ]
+        usual = sum(around) / max(len(around), 1)
         if changes[at] >= MIN_RATIO * usual and not is_flash(at, times_s, thumbs_FHW):
             found.append(at)
     return found
@@ -73,7 +76,7 @@ def is_flash(index: int, times_s: NDArray[np.float64], thumbs_FHW: NDArray[np.ui
     """Whether the picture before `index` comes back at once, or the one at `index` was there just before."""
     thumbs = thumbs_FHW.astype(np.float32)
     before, after = thumbs[index - 1], thumbs[index]
-    limit = 0.5 * float(np.mean(np.abs(after - before)))
+    limit = 0.5 * float(np.abs(after - before).mean())
     soon = (times_s > times_s[index]) & (times_s <= times_s[index - 1] + FLASH_S)
     recent = (times_s < times_s[index - 1]) & (times_s >= times_s[index] - FLASH_S)
     returns = np.abs(thumbs[soon] - before).mean(axis=(1, 2))
