@@ -28,13 +28,13 @@ BT709 = 1
 """Code of matrix, primaries and transfer. Source: ITU-T H.273."""
 LOWEST_AAC_HZ, WRITTEN_AAC_HZ = 32000, 48000
 """Sound below the first is written at the second: every browser plays it, and a codec frame is 21 ms, not 128 ms."""
-AAC_BITS_PER_S = 192_000
-"""With the fast coder: 26 dB over noise and clicks, where the default coder keeps 19 dB (measured)."""
+BITS_PER_S = {"aac": 192_000, "libopus": 96_000}
+"""For two channels. AAC with the fast coder keeps 26 dB over noise and clicks, the default coder 19 dB (measured)."""
 VIDEO_OPTIONS = {
     "libx264": {"preset": "medium"},
     "libvpx-vp9": {"deadline": "good", "cpu-used": "5", "row-mt": "0", "lag-in-frames": "0"},
 }
-AUDIO_OPTIONS = {"aac": {"aac_coder": "fast"}, "libopus": {}}
+AUDIO_OPTIONS = {"aac": {"aac_coder": "fast"}, "libopus": {"compression_level": "4"}}
 SAMPLE_FORMATS = {"aac": "fltp", "libopus": "flt"}
 MATRICES = {
     90: (0, 1, -1, 0),
@@ -78,7 +78,7 @@ def write_media(
     frame_times: Sequence[Fraction] | None = None,
     sound_start_s: float = 0.0,
     rotation_deg: int = 0,
-    audio_bits_per_s: int = AAC_BITS_PER_S,
+    audio_bits_per_s: int | None = None,
 ) -> None:
     """Write any file the sample corpus needs, not atomically.
 
@@ -86,7 +86,7 @@ def write_media(
         frames: RGB (H, W, 3) each, in memory or streamed.
         frame_times: When each frame is shown, s, on a 1/90000 s grid; None is a constant `frame_rate`.
         sound_start_s: When the first sample sounds after the first frame is shown.
-        audio_bits_per_s: For every two channels.
+        audio_bits_per_s: For every two channels; None is `BITS_PER_S`.
         rotation_deg: Clockwise turn that a player is asked for (MP4 and MOV); the pixels are written as given.
 
     Raises:
@@ -110,7 +110,9 @@ def write_media(
         audio = (
             None
             if waveform is None
-            else _audio_stream(output, waveform, rate, audio_codec, layout, audio_bits_per_s, path.name)
+            else _audio_stream(
+                output, waveform, rate, audio_codec, layout, audio_bits_per_s or BITS_PER_S[audio_codec], path.name
+            )
         )
         output.start_encoding()
         ticks = [round(time / tick) for time in frame_times] if frame_times else None
