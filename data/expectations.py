@@ -1,4 +1,4 @@
-"""What a whole dataset must look like, judged by Great Expectations. Rules judge one source; these judge them all.
+"""What a whole dataset must look like. Rules judge one source, expectations judge them all (`tasks/judging.py` asks).
 
 The definitions are a table (`suite`): to add one, add a row. `kind` is the class in `great_expectations.expectations`
 without its `Expect`, `options` are that class's fields.
@@ -6,14 +6,9 @@ without its `Expect`, `options` are that class's fields.
 
 from __future__ import annotations
 
-import importlib
-import logging
-import warnings
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
@@ -23,8 +18,6 @@ from data.rules import Limits, has_sound, sound_span
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_ROWS_NAMED = 100
-"""Rows named for one failed expectation; the count is always whole."""
 REFUSALS = (
     r"(?i)(as an ai\b|language model|i'm sorry|i am sorry|i cannot|i can't|unable to (see|view|describe)"
     r"|https?://|www\.|\.(mp4|mov|mkv|webm|avi)\b)"
@@ -143,116 +136,6 @@ def frame(sources: Sequence[Source]) -> pd.DataFrame:
         )
     derived = ("rate_fps", "has_sound", "sound_offset_s", "sound_gap_s")
     return pd.DataFrame(rows, columns=[*Source.model_fields, *derived])
-
-
-def judge(table: pd.DataFrame, expectations: Sequence[Expectation], docs: Path | None = None) -> list[Outcome]:
-    """What every expectation finds in `table`, in the given order; Data Docs are written into the folder `docs`.
-
-    Raises:
-        ValueError: an expectation names a kind or an option that Great Expectations does not have.
-    """
-    with quiet():
-        gx = great_expectations("")
-        context = gx.get_context(mode="ephemeral")
-        types = great_expectations(".data_context.types.base")
-        context.variables.progress_bars = types.ProgressBarsConfig(globally=False)
-        batch = context.data_sources.add_pandas("manifest").add_dataframe_asset("accepted")
-        definition = gx.ValidationDefinition(
-            name="accepted",
-            data=batch.add_batch_definition_whole_dataframe("all"),
-            suite=context.suites.add(gx_suite(expectations)),
-        )
-        checkpoint = gx.Checkpoint(
-            name="validate",
-            validation_definitions=[context.validation_definitions.add(definition)],
-            actions=docs_actions(context, docs),
-            result_format={
-                "result_format": "SUMMARY",
-                "partial_unexpected_count": MAX_ROWS_NAMED,
-                "unexpected_index_column_names": ["source_id", "path"],
-            },
-        )
-        run = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": table})
-    (validation,) = list(run.run_results.values())
-    found = {str(item.expectation_config.meta["name"]): item.to_json_dict() for item in validation.results}
-    return [outcome(expectation, found[expectation.name]) for expectation in expectations]
-
-
-def great_expectations(module: str) -> Any:
-    """One of its modules; without types, as it gives too few, and late, as it takes 4 s to import."""
-    return importlib.import_module(f"great_expectations{module}")
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """Silence what Great Expectations says about itself while it runs."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # its loggers set levels of their own
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-
-
-def gx_suite(expectations: Sequence[Expectation]) -> Any:
-    """The table of expectations as Great Expectations' own objects."""
-    kinds = great_expectations(".expectations")
-    built: list[Any] = []
-    for item in expectations:
-        kind = getattr(kinds, f"Expect{item.kind}", None)
-        if kind is None:
-            raise ValueError(f"expectation {item.name}: Great Expectations has no Expect{item.kind}")
-        severity = "critical" if item.critical else "warning"
-        built.append(kind(**item.options, severity=severity, notes=item.why, meta={"name": item.name}))
-    return great_expectations("").ExpectationSuite(name="accepted", expectations=built)
-
-
-def docs_actions(context: Any, docs: Path | None) -> list[Any]:
-    """The action that writes Data Docs into `docs`, where wanted."""
-    if docs is None:
-        return []
-    store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())}
-    index = {"class_name": "DefaultSiteIndexBuilder"}
-    site = {"class_name": "SiteBuilder", "site_index_builder": index, "store_backend": store}
-    context.add_data_docs_site("docs", site)
-    return [great_expectations(".checkpoint").UpdateDataDocsAction(name="docs", site_names=["docs"])]
-
-
-def outcome(expectation: Expectation, found: dict[str, Any]) -> Outcome:
-    """Great Expectations' result without its clocks; an expectation that raised has failed."""
-    result = cast("dict[str, Any]", found["result"])
-    num_unexpected = int(result.get("unexpected_count", 0))
-    rows = cast("list[dict[str, str]]", result.get("partial_unexpected_index_list") or [])
-    if raised := raised_message(found):
-        measured = f"could not be computed: {raised}"
-    elif "observed_value" in result:
-        observed = result["observed_value"]
-        measured = f"{observed:.6g}" if isinstance(observed, (int, float)) else f"{observed}"
-    else:
-        measured = f"{num_unexpected} of {result.get('element_count', 0)} rows"
-    column = expectation.options.get("column")
-    limit = ", ".join(f"{key} {value}" for key, value in expectation.options.items() if key != "column")
-    return Outcome(
-        name=expectation.name,
-        kind=expectation.kind,
-        column=str(column) if column is not None else None,
-        critical=expectation.critical,
-        success=bool(found["success"]),
-        measured=measured,
-        limit=limit,
-        num_unexpected=num_unexpected,
-        unexpected=tuple(sorted({f"{row['source_id']} {row['path']}" for row in rows})),
-        why=expectation.why,
-    )
-
-
-def raised_message(found: dict[str, Any]) -> str | None:
-    """The first exception inside a result; Great Expectations nests them by metric or not at all."""
-    info = cast("dict[str, Any]", found.get("exception_info") or {})
-    entries = [info] if "raised_exception" in info else list(info.values())
-    return next((str(item["exception_message"]) for item in entries if item.get("raised_exception")), None)
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:

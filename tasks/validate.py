@@ -16,6 +16,7 @@ from pydantic import Field
 
 from data import expectations, files, rules
 from data.records import DataRefused, Frozen, Reject, Source, Treatment
+from tasks import judging
 
 log = logging.getLogger(__name__)
 COUNTED_ONLY = ("resize", "retime")
@@ -68,7 +69,9 @@ def run(config: Config) -> Result:
     files.write_records(config.treatments, treatments, Treatment)
     captioned = [with_caption(source, config.default_caption) for source in accepted]
     outcomes = judge_all(captioned, config)
+    num_held = sum(outcome.success for outcome in outcomes)
     sys.stderr.write(summary(given, rejects, treatments))
+    sys.stderr.write(f"{num_held} of {len(outcomes)} expectations hold; pages: {config.docs / 'index.html'}\n")
     problems = [*missing_captions(accepted, config.max_missing_caption_share), *expectations.failures(outcomes)]
     if problems:
         files.remove(config.accepted)
@@ -87,7 +90,7 @@ def judge_all(accepted: Sequence[Source], config: Config) -> list[expectations.O
     """Ask the expectations, and write their answers and pages."""
     suite = expectations.suite(config, config.min_sources)
     with files.whole(config.docs) as docs:
-        outcomes = expectations.judge(expectations.frame(accepted), suite, docs)
+        outcomes = judging.judge(expectations.frame(accepted), suite, docs)
     text = json.dumps([outcome.model_dump() for outcome in outcomes], indent=2, ensure_ascii=False)
     files.write_text(config.expectations, text + "\n")
     for outcome in outcomes:
@@ -95,7 +98,6 @@ def judge_all(accepted: Sequence[Source], config: Config) -> list[expectations.O
             log.warning(
                 "expectation %s: %s, expected %s (%s)", outcome.name, outcome.measured, outcome.limit, outcome.why
             )
-    log.info("expectations: %s", config.docs / "index.html")
     return outcomes
 
 
