@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from data.expectations import Outcome, failures, frame, suite
+from data.records import Source
+from data.rules import Limits
+
+Maker = Callable[..., Source]
+
+
+def test_every_expectation_has_a_name_of_its_own_and_a_reason():
+    table = suite(Limits(), min_sources=3)
+    assert len({item.name for item in table}) == len(table) >= 12
+    assert all(item.why for item in table)
+    assert {item.critical for item in table} == {True, False}
+
+
+def test_every_column_that_is_expected_of_exists(make_source: Maker):
+    columns = set(frame([make_source("a.mp4")]).columns)
+    assert {item.options["column"] for item in suite(Limits(), 3) if "column" in item.options} <= columns
+
+
+def test_limits_of_the_rules_are_the_limits_of_the_expectations():
+    by_name = {item.name: item.options for item in suite(Limits(min_duration_s=2, max_frame_rate=60), min_sources=7)}
+    assert by_name["enough_sources"]["min_value"] == 7
+    assert by_name["long_enough"]["min_value"] == 2 - 1e-6
+    assert by_name["plausible_rate"]["max_value"] == 60
+
+
+def test_a_silent_source_has_no_offset_and_a_late_one_has_its_own(make_source: Maker):
+    late = make_source("a.mp4", video_start_s=1.0, audio_start_s=1.4, audio_duration_s=1.0)
+    silent = make_source("b.mp4", audio_codec=None, num_channels=0)
+    table = frame([late, silent])
+    assert math.isclose(table["sound_offset_s"][0], 0.4)
+    assert math.isclose(table["sound_gap_s"][0], 0.6)
+    assert math.isnan(table["sound_offset_s"][1])
+    assert math.isnan(table["sound_gap_s"][1])
+    assert table["has_sound"].tolist() == [1.0, 0.0]
+
+
+def test_only_failed_critical_expectations_are_failures_and_they_name_their_rows():
+    def outcome(*, critical: bool, success: bool) -> Outcome:
+        rows = tuple(f"{number:016x} {number}.mp4" for number in range(12))
+        return Outcome(
+            name="full_scale", kind="ColumnValuesToBeBetween", column="peak", critical=critical, success=success,
+            measured="12 of 40 rows", limit="max_value 2", num_unexpected=12, unexpected=rows, why="",
+        )  # fmt: skip
+
+    assert failures([outcome(critical=False, success=False), outcome(critical=True, success=True)]) == []
+    (line,) = failures([outcome(critical=True, success=False)])
+    assert line.startswith("full_scale (peak): 12 of 40 rows, expected max_value 2; 0000000000000000 0.mp4")
+    assert line.endswith("9.mp4 and 2 more")
