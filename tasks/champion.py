@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from data.records import Report
 from tasks import tracking
@@ -49,13 +49,14 @@ def find_opponent(folder: Path, model_name: str, checkpoint_sha256: str) -> Cham
 def alias_version(client: MlflowClient, model_name: str, alias: str) -> ModelVersion | None:
     """The version an alias points at; asked through a search, as a missing one raises differently on every store."""
     models = client.search_registered_models(f"name = '{model_name}'")
-    number = cast(dict[str, str], models[0].aliases).get(alias) if models else None
+    aliases = cast("dict[str, str]", models[0].aliases) if models else {}  # pyright: ignore[reportUnknownMemberType]
+    number = aliases.get(alias)
     return None if number is None else client.get_model_version(model_name, str(number))
 
 
 def tags_of(version: ModelVersion) -> dict[str, str]:
     """Lineage tags of a version."""
-    return cast(dict[str, str], version.tags)
+    return version.tags
 
 
 def fetch_report(client: MlflowClient, version: ModelVersion, label: str) -> Report:

@@ -31,6 +31,8 @@ class Config(Frozen):
     """Splits shown beside the judgement."""
     params: Path = Path("params.yaml")
     """Settings shown beside the judgement."""
+    lock: Path = Path("dvc.lock")
+    """Where DVC wrote the hashes of its outputs, shown beside the judgement."""
     mlflow: Path = Path("data/store/mlflow")
     """Folder of the local tracking store and registry, used unless MLFLOW_TRACKING_URI names a server."""
     model_name: str = "soundstage-tiny-h3"
@@ -78,7 +80,11 @@ def run(config: Config) -> Verdict:
     write_text(config.verdict, verdict.model_dump_json(indent=1) + "\n")
     if tracking.available():
         evidence = tracking.Evidence(
-            report=config.report, checkpoints=config.checkpoints, splits=config.splits, params=config.params
+            report=config.report,
+            checkpoints=config.checkpoints,
+            splits=config.splits,
+            params=config.params,
+            lock=config.lock,
         )
         run_id = tracking.ensure_run(config.mlflow, evidence)
         tracking.note_verdict(config.mlflow, run_id, verdict, config.verdict)

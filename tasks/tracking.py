@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -59,6 +62,7 @@ def connect(folder: Path) -> MlflowClient:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     import mlflow
 
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         folder.mkdir(parents=True, exist_ok=True)
@@ -210,11 +214,20 @@ def log_splits(client: MlflowClient, run_id: str, evidence: Evidence) -> None:
     for path in sorted(evidence.splits.glob("*.parquet")):
         table = pd.read_parquet(path)  # pyright: ignore[reportUnknownMemberType]
         # the digest holds at most 36 characters, so DVC's own hash goes into a tag
-        split = from_pandas(table, path.as_posix(), name=path.stem, digest=sha256(path)[:MAX_DIGEST_CHARACTERS])
+        with quiet():
+            split = from_pandas(table, path.as_posix(), name=path.stem, digest=sha256(path)[:MAX_DIGEST_CHARACTERS])
         entity = cast("Dataset", Dataset.from_dictionary(split.to_dict()))
         tags = {"mlflow.data.context": path.stem, "dvc.md5": hashes.get(path.as_posix(), "none")}
         inputs.append(DatasetInput(entity, [InputTag(*item) for item in tags.items()]))
     client.log_inputs(run_id, inputs)
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """No advice from MLflow on what we do on purpose: a path as a source, a model without an example input."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
 
 
 def dvc_hashes(lock: Path) -> dict[str, str]:

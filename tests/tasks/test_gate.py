@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from data.files import sha256
-from data.records import GateFailed, Report, Verdict
+from data.records import Check, GateFailed, Report, Verdict
 from tasks import tracking
 from tasks.champion import Champion, find_opponent
 from tasks.gate import Config, champion_checks, limit_checks, run
@@ -27,9 +27,9 @@ def config_of(tmp_path: Path, **limits: object) -> Config:
     return Config.model_validate(places | paths | limits)
 
 
-def failed(checks: object) -> list[str]:
+def failed(checks: Iterable[Check]) -> list[str]:
     """Names of the checks that were not passed."""
-    return [check.name for check in checks if not check.passed]  # pyright: ignore
+    return [check.name for check in checks if not check.passed]
 
 
 @pytest.fixture
