@@ -98,7 +98,7 @@ def call(verb: str, items: Sequence[str], params: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is the contract that DVC and Prefect read."""
-    arguments = parser().parse_args(argv)
+    arguments = parser().parse_intermixed_args(argv)
     verb = cast(str | None, arguments.verb)
     if verb is None:
         parser().print_help()

@@ -1,0 +1,39 @@
+"""Low-rank adapters (LoRA), through PEFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import LoraConfig, get_peft_model_state_dict
+from safetensors.torch import save_file
+
+from models.families import Family
+
+NAME = "soundstage"
+
+
+def add(family: Family, rank: int, seed: int) -> None:
+    """Freeze the transformer and put trainable adapters of `rank` on the family's targets; alpha equals rank."""
+    torch.manual_seed(seed)
+    family.transformer.requires_grad_(requires_grad=False)
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=family.lora_targets)
+    cast(Any, family.transformer).add_adapter(config, adapter_name=NAME)
+
+
+def save(family: Family, path: Path, metadata: dict[str, str]) -> None:
+    """Write the adapter alone, keys as diffusers reads them.
+
+    Alpha is not stored by the format and is taken as the rank on loading, which is why `add` never sets another.
+    """
+    state = get_peft_model_state_dict(cast(Any, family.transformer), adapter_name=NAME)
+    save_file({f"transformer.{key}": value.contiguous() for key, value in state.items()}, path, metadata=metadata)
+
+
+def merge(family: Family) -> None:
+    """Fold the adapter into the weights and take it off."""
+    transformer = cast(Any, family.transformer)
+    transformer.fuse_lora(adapter_names=[NAME])
+    transformer.unload_lora()
+    family.transformer.requires_grad_(requires_grad=True)

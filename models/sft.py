@@ -1,0 +1,138 @@
+"""Supervised fine-tuning of one curriculum stage: the Lightning module, its optimiser and its data.
+
+Letters: B clips of a batch; see `models.families` for the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import lightning
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Sampler as TorchSampler
+
+from data.latents import LatentStore
+from data.records import Stage
+from data.sampler import Sampler, StepBatch
+from models.families import Batch, Family
+from models.flow_matching import draw
+
+NUM_BINS = 10
+"""Noise levels are reported in tenths of the uniform draw."""
+
+
+class Steps(Dataset[tuple[StepBatch, Batch]]):
+    """The batch of every step, read from the latent store."""
+
+    def __init__(self, sampler: Sampler, store: LatentStore) -> None:
+        self._sampler = sampler
+        self._store = store
+
+    def __getitem__(self, step: int) -> tuple[StepBatch, Batch]:
+        drawn = self._sampler.batch(step)
+        return drawn, read_batch(self._store, drawn)
+
+
+class Remaining(TorchSampler[int]):
+    """Steps from where a run continues to its end; its length is the whole run's, as Lightning counts."""
+
+    def __init__(self, first_step: int, num_steps: int) -> None:
+        self._first_step = first_step
+        self._num_steps = num_steps
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._first_step, self._num_steps))
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+
+def read_batch(store: LatentStore, drawn: StepBatch) -> Batch:
+    """Stack the latents and conditions of the drawn clips."""
+
+    def stacked(name: str) -> Tensor:
+        return torch.from_numpy(np.stack([store.read(clip_id, name) for clip_id in drawn.clip_ids]))
+
+    return Batch(
+        video_BCFHW=stacked("video"),
+        audio_BSCT=stacked("audio"),
+        text_BSD=stacked(f"text.{drawn.mode}"),
+        tags_S=torch.from_numpy(store.read(drawn.clip_ids[0], f"tags.{drawn.mode}")).long(),
+        keyframes_BKCHW=stacked(f"keyframes.{drawn.mode}"),
+        has_audio_B=torch.tensor([float(store.rows[clip_id].has_audio) for clip_id in drawn.clip_ids]),
+        mode=drawn.mode,
+    )
+
+
+def loader(sampler: Sampler, store: LatentStore, first_step: int, num_steps: int) -> Any:
+    """Batches from `first_step` on, one a step."""
+    return DataLoader(
+        Steps(sampler, store),
+        sampler=Remaining(first_step, num_steps),
+        batch_size=None,
+        collate_fn=lambda item: cast(Any, item),
+    )
+
+
+def learning_rate_factor(step: int, stage: Stage) -> float:
+    """Linear warm-up, then a cosine to a twentieth: short runs must end near rest."""
+    warmup = min(1.0, (step + 1) / max(1, stage.warmup_steps))
+    return warmup * max(0.05, 0.5 + 0.5 * math.cos(math.pi * step / stage.num_steps))
+
+
+class SupervisedFineTuning(lightning.LightningModule):
+    """Trains the transformer of a family on one stage; everything else is frozen."""
+
+    def __init__(self, family: Family, stage: Stage, seed: int) -> None:
+        super().__init__()
+        self.transformer = family.transformer
+        self._family = family
+        self.stage = stage
+        self._seed = seed
+        self.curve: list[dict[str, float | int | str]] = []
+        """One row a step: losses by modality and noise level. Holds no clock, so it repeats exactly."""
+
+    def training_step(self, item: tuple[StepBatch, Batch], batch_idx: int) -> Tensor:
+        """Loss of both modalities in equal weight, averaged over the clips that have each."""
+        drawn, batch = item
+        randomness = draw(self._seed, drawn.step)
+        losses = self._family.losses(batch, randomness)
+        video = losses.video_B.mean()
+        audio = losses.audio_B.sum() / batch.has_audio_B.sum().clamp_min(1).to(losses.audio_B)
+        loss = video + audio
+        if not bool(torch.isfinite(loss)):
+            raise RuntimeError(
+                f"step {drawn.step}: loss is {loss.item()} on clips {', '.join(drawn.clip_ids)}; lower learning_rate"
+            )
+        self.curve.append(
+            {
+                "step": drawn.step,
+                "loss_video": round(video.item(), 6),
+                "loss_audio": round(audio.item(), 6),
+                "timestep_bin": min(int(randomness.u * NUM_BINS), NUM_BINS - 1),
+                "condition": drawn.mode,
+                "learning_rate": self.stage.learning_rate * learning_rate_factor(drawn.step, self.stage),
+            }
+        )
+        self.log_dict({"video": video.detach(), "audio": audio.detach()}, prog_bar=True, logger=False)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """AdamW over what is trainable, without weight decay, as the field tunes H3."""
+        trainable = [parameter for parameter in self.transformer.parameters() if parameter.requires_grad]
+        optimiser = torch.optim.AdamW(trainable, self.stage.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_factor(step, self.stage))
+        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the loss curve with the state it belongs to."""
+        checkpoint["curve"] = self.curve
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the loss curve up where the state was saved."""
+        self.curve = list(checkpoint["curve"])

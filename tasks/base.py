@@ -1,0 +1,180 @@
+"""Train the tiny base model from nothing, on the base half of the sample world only.
+
+example: soundstage base transformer.num_steps=200 picture_steps=50 sound_steps=50 output=/tmp/tiny-h3
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from data.files import remove, sha256, whole, write_text
+from data.records import ClipShape, Frozen, Stage
+
+if TYPE_CHECKING:
+    from data.latents import Arrays
+
+HELD_OUT_SEED, AUTOENCODER_SEED, TRANSFORMER_SEED = 900, 1000, 20_000
+"""First scene seeds of disjoint ranges: measured on, autoencoders trained on, transformer trained on."""
+
+
+class Config(Frozen):
+    """Settings of the base verb."""
+
+    output: Path
+    """Where the model goes, a diffusers folder."""
+    shape: ClipShape
+    """What one clip is."""
+    seed: int = 0
+    """Decides initial weights, batches and noise."""
+    num_scenes: int = Field(default=256, gt=0)
+    """Scenes the autoencoders are trained on, rendered in memory."""
+    picture_steps: int = Field(default=1800, gt=0)
+    """Optimiser updates of the picture autoencoder, 4 clips each."""
+    sound_steps: int = Field(default=3000, gt=0)
+    """Optimiser updates of the sound autoencoder, 12 quarter-seconds each."""
+    num_clips: int = Field(default=512, gt=0)
+    """Clips the transformer is trained on."""
+    transformer: Stage
+    """How the transformer is trained, as a curriculum stage."""
+    work: Path = Path("data/store/work/base")
+    """Finished parts of an interrupted run."""
+
+
+def run(config: Config) -> Path:
+    """Train picture autoencoder, sound autoencoder and transformer; returns the model's folder.
+
+    About an hour on one core; a killed run continues at the last finished part or saved state.
+    """
+    from models import tiny_h3
+    from models.threads import use_one_thread
+
+    use_one_thread()
+    work = config.work / str(config.seed)
+    model = work / "model"
+    if not (model / "recipe.json").is_file():
+        autoencoders = train_autoencoders(config, work)
+        with whole(model) as temporary:
+            tiny_h3.save(autoencoders["parts"], temporary)
+            recipe = {"settings": config.model_dump(mode="json", exclude={"output", "work"}), **autoencoders["measured"]}
+            write_text(temporary / "recipe.json", json.dumps(recipe, indent=1, sort_keys=True) + "\n")
+    latents = work / "latents"
+    if not (latents / "fingerprint.json").is_file():
+        encode_world(config, model, latents)
+    train_transformer(config, model, latents, work)
+    with whole(config.output) as temporary:
+        copy_tree(model, temporary, without="transformer")
+        copy_tree(work / "transformer" / "transformer", temporary / "transformer")
+    remove(work)
+    return config.output
+
+
+def train_autoencoders(config: Config, work: Path) -> dict[str, Any]:
+    """All parts, with trained autoencoders, and what they reach on clips never seen."""
+    import torch
+
+    from models import autoencoder_training as training
+    from models import tiny_h3
+
+    parts = tiny_h3.build(config.seed)
+    shape = config.shape
+    pool = training.make_pool(
+        config.num_scenes, AUTOENCODER_SEED, shape.num_frames, shape.height, shape.sample_rate_hz
+    )
+    plan = {
+        "vae": (lambda g: training.picture_loss(parts["vae"], pool, g, 4), config.picture_steps, 2e-3),
+        "audio_vae": (lambda g: training.sound_loss(parts["audio_vae"], pool, g, 6), config.sound_steps, 3e-3),
+    }
+    for name, (loss_of, num_steps, learning_rate) in plan.items():
+        folder = work / f"{name}-{num_steps}"
+        if folder.is_dir():
+            parts[name] = type(parts[name]).from_pretrained(folder).eval()
+            continue
+        training.train(parts[name], loss_of, num_steps, learning_rate, config.seed + 1)
+        with torch.no_grad():
+            sounds = pool.audio_NCT[:32].flatten(0, 1)[:, None]
+            pixels = training.normalise_pixels(pool.video_NCFHW[:32])
+            encoded = parts[name].encode(pixels if name == "vae" else sounds).latent_dist.mode()
+        training.set_latent_statistics(parts[name], [encoded])
+        with whole(folder) as temporary:
+            parts[name].save_pretrained(temporary)
+    halves = {
+        f"reconstruction_{half}": training.measure(
+            parts["vae"],
+            parts["audio_vae"],
+            training.make_pool(16, HELD_OUT_SEED, shape.num_frames, shape.height, shape.sample_rate_hz, half),
+        )
+        for half in ("base", "new")
+    }
+    return {"parts": parts, "measured": halves}
+
+
+def encode_world(config: Config, model: Path, latents: Path) -> None:
+    """Encode base scenes into a latent store, as `encode` does with files."""
+    from tqdm import tqdm
+
+    from data.latents import LatentRow, fingerprint_of, write_index, write_shard
+    from data.world import scene
+    from models.families import load_family
+    from tasks.encode import conditions_of
+
+    family, shape = load_family(model), config.shape
+    family.check(shape)
+    clips: dict[str, Arrays] = {}
+    rows: list[LatentRow] = []
+    for index in tqdm(range(config.num_clips), desc="encode", unit="clip", disable=None):
+        seen = scene("base", TRANSFORMER_SEED + index, float(shape.duration_s), shape.frame_rate, 3 * shape.height, shape.sample_rate_hz)
+        frames = shrink(seen.frames_FHWC)
+        video, audio = family.encode_clip(frames, seen.waveform_CT)
+        clip_id = f"base-{index:05d}"
+        clips[clip_id] = {"video": video.numpy(), "audio": audio.numpy(), **conditions_of(family, seen.caption, frames)}
+        length = len(clips[clip_id]["text.t2va"])
+        rows.append(
+            LatentRow(
+                clip_id=clip_id, source_id=clip_id, split="train", group="base", has_audio=True,
+                shard="shard.safetensors", modes="fl2va,fl2va_first,t2va", layout=str(length), num_tokens=length,
+            )
+        )  # fmt: skip
+    with whole(latents) as temporary:
+        temporary.mkdir()
+        write_shard(temporary / "shard.safetensors", clips)
+        parts = {"model": sha256(model), "num_clips": config.num_clips}
+        write_index(temporary, rows, fingerprint_of(parts), parts)
+
+
+def shrink(frames_FHWC: Any) -> Any:
+    """Frames at a third of their size, by area, as files are resized."""
+    import cv2
+    import numpy as np
+
+    size = frames_FHWC.shape[1] // 3
+    return np.stack([cv2.resize(frame, (size, size), interpolation=cv2.INTER_AREA) for frame in frames_FHWC])
+
+
+def train_transformer(config: Config, model: Path, latents: Path, work: Path) -> None:
+    """Train the transformer from random weights with the code that fine-tunes it."""
+    from data.latents import LatentStore
+    from data.sampler import Candidate, Sampler
+    from models.families import load_family
+    from models.sft import SupervisedFineTuning
+    from tasks import train
+
+    if (work / "transformer" / "checkpoint.json").is_file():
+        return
+    stage, store = config.transformer, LatentStore(latents)
+    family = load_family(model)
+    sampler = Sampler([Candidate(row.clip_id, row.layout, replay=False) for row in store.rows.values()], stage, config.seed)
+    module = SupervisedFineTuning(family, stage, config.seed)
+    identity = {"stage": stage.model_dump(), "seed": config.seed, "latents": store.fingerprint}
+    train.fit(module, sampler, store, work / "states", identity, "cpu", save_every=250)
+    train.write_checkpoint(work / "transformer", family, module, identity)
+
+
+def copy_tree(source: Path, target: Path, *, without: str = "") -> None:
+    """Copy a folder, except one of its parts."""
+    import shutil
+
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(without) if without else None, dirs_exist_ok=True)

@@ -1,0 +1,157 @@
+"""Encode every clip once into latents and projected text, for all conditioning modes.
+
+example: soundstage encode clips_per_shard=64
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+from tqdm import tqdm
+
+from data.files import read_records, remove, sha256, whole
+from data.records import Clip, ClipShape, Frozen
+
+if TYPE_CHECKING:
+    from data.latents import Arrays, LatentRow
+    from models.families import Family, Frames
+
+CODE_VERSION = 1
+"""Raise when the same inputs would encode to other bytes, so that old stores are refused."""
+
+
+class Config(Frozen):
+    """Settings of the encode verb."""
+
+    splits: Path
+    """Folder of `train`, `val` and `test` tables that `split` wrote."""
+    base: Path
+    """Model whose autoencoders and text side encode, a diffusers folder."""
+    latents: Path
+    """Where the latent store goes."""
+    shape: ClipShape
+    """What one clip is: frames, rate, size, sound rate."""
+    clips_per_shard: int = Field(default=64, gt=0)
+    """Clips of one safetensors shard, which is also what a killed run does again at most."""
+    accelerator: str = "cpu"
+    """Torch device that encodes, e.g. `cuda`."""
+    work: Path = Path("data/store/work/encode")
+    """Finished shards of an interrupted run, by fingerprint."""
+
+
+def run(config: Config) -> Path:
+    """Write the latent store; returns its folder.
+
+    Raises:
+        ValueError: the shape is not on the model's grid.
+        RuntimeError: no model in `base`, or no split.
+    """
+    from data.latents import fingerprint_of, write_index, write_shard
+    from models.families import load_family
+    from models.threads import use_one_thread
+
+    use_one_thread()
+    clips = read_splits(config.splits)
+    family = load_family(config.base, device=config.accelerator)
+    family.check(config.shape)
+    parts = {
+        "encoders": {name: sha256(config.base / name) for name in ("vae", "audio_vae", "text_encoder", "tokenizer", "processor")},
+        "shape": config.shape.model_dump(),
+        "posterior": "mode",
+        "dtype": "float32",
+        "code_version": CODE_VERSION,
+        "clips": [[split, clip.clip_id, clip.caption] for split, clip in clips],
+    }
+    fingerprint = fingerprint_of(parts)
+    work = config.work / fingerprint[:16]
+    rows: list[LatentRow] = []
+    with tqdm(total=len(clips), desc="encode", unit="clip", disable=None) as progress:
+        for name, members in shards(clips, config.clips_per_shard):
+            progress.update(0)
+            if not (work / name).is_file():
+                encoded: dict[str, Arrays] = {}
+                for _, clip in members:
+                    encoded[clip.clip_id] = encode(family, clip, config.shape)
+                    progress.update()
+                write_shard(work / name, encoded)
+            else:
+                progress.update(len(members))
+            rows += index_rows(work / name, name, members)
+    with whole(config.latents) as temporary:
+        temporary.mkdir()
+        for name in {row.shard for row in rows}:
+            (work / name).rename(temporary / name)
+        del parts["clips"]  # the fingerprint covers them; the index lists them
+        write_index(temporary, sorted(rows, key=lambda row: row.clip_id), fingerprint, parts)
+    remove(config.work)
+    return config.latents
+
+
+def read_splits(folder: Path) -> list[tuple[str, Clip]]:
+    """Every clip with its split, in the order shards are filled."""
+    return [
+        (name, clip)
+        for name in ("train", "val", "test")
+        for clip in sorted(read_records(folder / f"{name}.parquet", Clip), key=lambda clip: clip.clip_id)
+    ]
+
+
+def shards(clips: list[tuple[str, Clip]], size: int) -> Iterator[tuple[str, list[tuple[str, Clip]]]]:
+    """Shard names with their clips."""
+    for start in range(0, len(clips), size):
+        yield f"shard-{start // size:05d}.safetensors", clips[start : start + size]
+
+
+def encode(family: Family, clip: Clip, shape: ClipShape) -> Arrays:
+    """All arrays of one clip: `video` (C, F, H, W), `audio` (2, C, T), and text, tags and keyframes of each mode."""
+    from data.media import read_clip
+
+    frames, waveform = read_clip(Path(clip.path), clip.start_s, shape)
+    video, audio = family.encode_clip(frames, waveform)
+    return {"video": video.numpy(), "audio": audio.numpy(), **conditions_of(family, clip.caption, frames)}
+
+
+def conditions_of(family: Family, caption: str, frames_FHWC: Frames) -> Arrays:
+    """Text, tags and keyframes of every conditioning mode."""
+    first, last = frames_FHWC[0], frames_FHWC[-1]
+    arrays: Arrays = {}
+    for keyframes in ((None, None), (first, None), (first, last)):
+        condition = family.encode_condition(caption, *keyframes)
+        arrays[f"text.{condition.mode}"] = condition.text_SD.numpy()
+        arrays[f"tags.{condition.mode}"] = condition.tags_S.numpy().astype("uint8")
+        arrays[f"keyframes.{condition.mode}"] = condition.keyframes_KCHW.numpy()
+    return arrays
+
+
+def index_rows(shard: Path, name: str, members: list[tuple[str, Clip]]) -> list[LatentRow]:
+    """Index rows of a written shard."""
+    from safetensors import safe_open
+
+    from data.latents import LatentRow
+
+    rows: list[LatentRow] = []
+    with safe_open(shard, framework="numpy") as tensors:
+        for split, clip in members:
+            keys = {key.split("/")[1] for key in tensors.keys() if key.startswith(f"{clip.clip_id}/")}  # noqa: SIM118
+            modes = sorted(key.removeprefix("text.") for key in keys if key.startswith("text."))
+            shapes = [tensors.get_slice(f"{clip.clip_id}/{part}").get_shape() for part in ("video", "audio")]
+            lengths = [tensors.get_slice(f"{clip.clip_id}/text.{mode}").get_shape()[0] for mode in modes]
+            layout = "x".join(str(size) for size in (*shapes[0][1:], shapes[1][-1], *lengths))
+            num_tokens = max(lengths) + shapes[0][1] * shapes[0][2] * shapes[0][3] + 2 * shapes[1][-1]
+            rows.append(
+                LatentRow(
+                    clip_id=clip.clip_id,
+                    source_id=clip.source_id,
+                    split=split,
+                    group=clip.group,
+                    has_audio=clip.has_audio,
+                    shard=name,
+                    modes=",".join(modes),
+                    layout=layout,
+                    num_tokens=num_tokens,
+                )
+            )
+    return rows

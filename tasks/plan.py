@@ -1,0 +1,82 @@
+"""Plan the curriculum: how difficult every training clip is, and a picture of it.
+
+example: soundstage plan weights.motion=1 weights.tokens=0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from data.curriculum import Planned, assign, ranked
+from data.files import read_records, whole, write_records
+from data.records import Clip, Frozen
+
+if TYPE_CHECKING:
+    from data.latents import LatentRow
+
+
+class Config(Frozen):
+    """Settings of the plan verb."""
+
+    clips: Path
+    """Table of clips with their measured features, from `cut`."""
+    latents: Path
+    """Latent store, for the length of every packed sequence."""
+    curriculum: Path
+    """Where the table of difficulties goes."""
+    picture: Path
+    """Where its picture goes, PNG."""
+    weights: dict[str, float] = Field(default_factory=lambda: {"motion": 0.7, "tokens": 0.3})
+    """Share of each rank in the difficulty: `motion` (mean luma change) and `tokens` (rows of the sequence)."""
+
+    @model_validator(mode="after")
+    def _known_features(self) -> Config:
+        unknown = set(self.weights) - {"motion", "tokens"}
+        if unknown or sum(self.weights.values()) <= 0:
+            raise ValueError(f"weights {dict(self.weights)}: features are motion and tokens, and must not all be 0")
+        return self
+
+
+def run(config: Config) -> list[Planned]:
+    """Write the difficulty of every training clip, 0 (easiest) to 1, ranked; returns the rows."""
+    from data.latents import LatentStore
+
+    store = LatentStore(config.latents)
+    clips = {clip.clip_id: clip for clip in read_records(config.clips, Clip)}
+    rows = [row for row in store.rows.values() if row.split == "train"]
+    planned = plan(rows, clips, config.weights)
+    write_records(config.curriculum, planned, Planned)
+    draw(planned, config.picture)
+    return planned
+
+
+def plan(rows: Sequence[LatentRow], clips: Mapping[str, Clip], weights: Mapping[str, float]) -> list[Planned]:
+    """Difficulty of every clip: the weighted sum of its feature ranks, ranked again."""
+    motion = ranked([clips[row.clip_id].motion for row in rows])
+    tokens = ranked([float(row.num_tokens) for row in rows])
+    mixed = [weights.get("motion", 0) * m + weights.get("tokens", 0) * t for m, t in zip(motion, tokens, strict=True)]
+    return assign([row.clip_id for row in rows], [row.group for row in rows], motion, tokens, ranked(mixed))
+
+
+def draw(planned: Sequence[Planned], path: Path) -> None:
+    """Draw difficulty by group, and how the two features relate."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    for group in sorted({row.group for row in planned}):
+        rows = [row for row in planned if row.group == group]
+        left.hist([row.difficulty for row in rows], bins=[x / 10 for x in range(11)], alpha=0.6, label=group or "—")
+        right.scatter([row.tokens for row in rows], [row.motion for row in rows], s=9, alpha=0.6, label=group or "—")
+    left.set(xlabel="difficulty (rank)", ylabel="training clips")
+    right.set(xlabel="sequence length (rank)", ylabel="motion (rank)")
+    left.legend(frameon=False)
+    with whole(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
+    pyplot.close(figure)

@@ -1,0 +1,147 @@
+"""Fine-tune one curriculum stage, from the base model or from the stage before it.
+
+example: soundstage train all
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from data.curriculum import Planned, candidates
+from data.files import read_records, remove, sha256, whole
+from data.records import Frozen, Stage
+
+if TYPE_CHECKING:
+    from data.latents import LatentStore
+    from data.sampler import Sampler
+    from models.families import Family
+    from models.sft import SupervisedFineTuning
+
+
+class Config(Frozen):
+    """Settings of the train verb."""
+
+    seed: int
+    """Decides every batch, noise draw and adapter initialisation."""
+    base: Path
+    """Model that the first stage starts from, a diffusers folder."""
+    latents: Path
+    """Latent store that `encode` wrote."""
+    curriculum: Path
+    """Difficulty of every training clip, from `plan`."""
+    checkpoints: Path
+    """Folder that gets one checkpoint folder a stage."""
+    accelerator: str = "auto"
+    """Lightning accelerator: `auto`, `cpu` or `cuda`."""
+    stages: dict[str, Stage]
+    """The curriculum, in order."""
+    save_every: int = 100
+    """Steps between resumable states."""
+    work: Path = Path("data/store/work/train")
+    """Resumable states, one folder a stage; kept outside the checkpoint so that DVC never deletes them."""
+
+
+def run(config: Config, name: str) -> Path:
+    """Train stage `name`; returns its checkpoint folder. A killed run continues exactly where it was.
+
+    Raises:
+        ValueError: no such stage, or nothing to train on.
+        RuntimeError: inputs are missing, or the loss is not finite.
+    """
+    if name not in config.stages:
+        raise ValueError(f"no stage {name!r} in train.stages; there are {', '.join(config.stages)}")
+    from data.latents import LatentStore
+    from data.sampler import Sampler
+    from models import adapters
+    from models.families import load_family
+    from models.sft import SupervisedFineTuning
+    from models.threads import use_one_thread
+
+    use_one_thread()
+    stage = config.stages[name]
+    store = LatentStore(config.latents)
+    family = load_family(config.base)
+    start = config.checkpoints / stage.start_from if stage.start_from else None
+    if start is not None:
+        if not (start / "transformer").is_dir():
+            raise RuntimeError(f"no checkpoint in {start}; run `soundstage train {stage.start_from}` first")
+        family.load_transformer(start / "transformer")
+    if stage.method == "lora":
+        adapters.add(family, stage.lora_rank, config.seed)
+    planned = read_records(config.curriculum, Planned)
+    sampler = Sampler(candidates(planned, store.rows, stage), stage, config.seed)
+    module = SupervisedFineTuning(family, stage, config.seed)
+    identity = {
+        "stage": name,
+        "settings": stage.model_dump(exclude={"after"}),
+        "seed": config.seed,
+        "latents": store.fingerprint,
+        "curriculum_sha256": sha256(config.curriculum),
+        "start_sha256": sha256(start / "transformer" if start else config.base / "transformer"),
+    }
+    fit(module, sampler, store, config.work / name, identity, config.accelerator, config.save_every)
+    write_checkpoint(config.checkpoints / name, family, module, identity)
+    remove(config.work / name)
+    return config.checkpoints / name
+
+
+def fit(
+    module: SupervisedFineTuning,
+    sampler: Sampler,
+    store: LatentStore,
+    work: Path,
+    identity: dict[str, Any],
+    accelerator: str,
+    save_every: int,
+) -> None:
+    """Run the remaining steps under Lightning, saving resumable states in `work`."""
+    import lightning
+
+    from models.resume import States
+    from models.sft import loader
+
+    states = States(work, identity, every=save_every)
+    state = states.latest()
+    first_step = states.step_of(state) if state else 0
+    trainer = lightning.Trainer(
+        accelerator=accelerator,
+        devices=1,
+        max_steps=module.stage.num_steps,
+        max_epochs=-1,
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        callbacks=[states],
+        deterministic="warn",
+    )
+    module.train()
+    batches = loader(sampler, store, first_step, module.stage.num_steps)
+    trainer.fit(module, batches, ckpt_path=str(state) if state else None, weights_only=True)
+
+
+def write_checkpoint(
+    folder: Path, family: Family, module: SupervisedFineTuning, identity: dict[str, Any]
+) -> None:
+    """Write weights, adapter, loss curve and identity as one folder, whole or absent."""
+    from models import adapters
+
+    settings = module.stage
+    with whole(folder) as temporary:
+        temporary.mkdir()
+        if settings.method == "lora":
+            metadata = {"rank": str(settings.lora_rank), "alpha": str(settings.lora_rank), "partition": "transformer"}
+            adapters.save(family, temporary / "pytorch_lora_weights.safetensors", metadata)
+            adapters.merge(family)
+        cast(Any, family.transformer).to("cpu").save_pretrained(temporary / "transformer")
+        lines = [json.dumps(row, sort_keys=True) for row in module.curve]
+        (temporary / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        record = {
+            **identity,
+            "method": settings.method,
+            "num_steps": settings.num_steps,
+            "weights_sha256": sha256(temporary / "transformer"),
+        }
+        (temporary / "checkpoint.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
