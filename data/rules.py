@@ -56,9 +56,9 @@ def rejected(source: Source, rule: str, measured: str, limit: str) -> Reject:
     )
 
 
-def unreadable(source: Source, _limits: Limits) -> Reject | None:
-    """Reject what `ingest` could not decode."""
-    return rejected(source, "readable", source.error, "decodes") if source.error is not None else None
+def unusable(source: Source, _limits: Limits) -> Reject | None:
+    """Reject what `ingest` could not decode, or found twice."""
+    return rejected(source, "usable", source.error, "a file that can be used") if source.error is not None else None
 
 
 def no_picture(source: Source, _limits: Limits) -> Reject | None:
@@ -122,7 +122,7 @@ def hdr(source: Source, limits: Limits) -> Reject | None:
 
 
 RULES: tuple[Rule, ...] = (
-    unreadable,
+    unusable,
     no_picture,
     too_short,
     too_small,

@@ -42,8 +42,10 @@ class Config(Frozen):
     """Share of a clip that sound must cover to be learnt from; below it the clip counts as without sound."""
     max_clips_per_source: int = Field(default=200, gt=0)
     """Most clips of one source, spread evenly over it, so that one film does not outweigh a folder of clips."""
-    num_workers: int = Field(default=2, ge=1)
-    """Processes that decode; 1 decodes in this one. The result does not depend on it."""
+    num_workers: int = Field(default=2, gt=0)
+    """Sources cut at once, each in a process of its own; the result does not depend on it."""
+    max_file_s: float = Field(default=1800.0, gt=0)
+    """Longest time one source may take, s; after that it is given up and becomes a reject."""
 
 
 class Cut(Frozen):
@@ -69,12 +71,7 @@ def run(config: Config) -> Result:
         DataRefused: no source gives a clip.
     """
     sources = files.read_records(config.accepted, Source)
-    cuts = [
-        found if found is not None else Cut(clips=(), rejects=(rejected(source, "readable", "crashed", "decodes"),))
-        for source, found in workers.each(
-            functools.partial(cut_source, config=config), sources, config.num_workers, "cut"
-        )
-    ]
+    cuts = cut_all(sources, config)
     clips = sorted((clip for cut in cuts for clip in cut.clips), key=lambda clip: clip.clip_id)
     rejects = sorted((reject for cut in cuts for reject in cut.rejects), key=lambda reject: (reject.path, reject.item))
     files.write_records(config.rejects, rejects, Reject)
@@ -94,6 +91,24 @@ def run(config: Config) -> Result:
     )
 
 
+def cut_all(sources: Sequence[Source], config: Config) -> list[Cut]:
+    """What every source gives; one whose decoder crashes or hangs gives a reject."""
+    from tqdm import tqdm
+
+    work = functools.partial(cut_source, config=config)
+    answers = workers.map_isolated(work, sources, config.num_workers, config.max_file_s)
+    cuts: dict[int, Cut] = {}
+    for index, answer in tqdm(answers, total=len(sources), desc="cut", unit="source", disable=None):
+        lost = isinstance(answer, workers.Lost)
+        cuts[index] = unreadable(sources[index], answer.reason) if lost else answer
+    return [cuts[index] for index in range(len(sources))]
+
+
+def unreadable(source: Source, reason: str) -> Cut:
+    """What a source gives that does not decode."""
+    return Cut(clips=(), rejects=(rejected(source, "readable", reason, "a file that decodes"),))
+
+
 def cut_source(source: Source, config: Config) -> Cut:
     """All clips of one source, from one pass over its pictures and one over its sound; errors become a reject."""
     from data import features, media, shots
@@ -104,7 +119,7 @@ def cut_source(source: Source, config: Config) -> Cut:
         track = features.measure(media.iter_frames(path, height, width))
         sound = features.Sound(*media.read_sound(path))
     except (media.Unreadable, ValueError, OSError) as error:
-        return Cut(clips=(), rejects=(rejected(source, "readable", str(error), "decodes"),))
+        return unreadable(source, str(error))
     cuts = shots.find_cuts(track.changes, track.times_s, track.thumbs_FHW)
     found = shots.shots(cuts, track.times_s, source.video_duration_s, config.min_shot_s)
     spans = [span for shot in found for span in shots.windows(shot, config.shape.duration_s, config.margin_s)]

@@ -26,7 +26,7 @@ def test_an_ordinary_source_is_accepted_as_it_is(make_source: Maker):
 @pytest.mark.parametrize(
     ("fields", "rule", "measured"),
     [
-        ({"error": "is text, not a video"}, "readable", "is text, not a video"),
+        ({"error": "is text, not a video"}, "usable", "is text, not a video"),
         ({"num_frames": 1}, "picture", "1 frames"),
         ({"num_frames": 0, "width": 0, "height": 0, "frame_rate": "0"}, "picture", "0 frames"),
         ({"video_duration_s": 0.5}, "min_duration_s", "0.500 s"),

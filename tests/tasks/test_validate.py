@@ -44,7 +44,7 @@ def test_every_file_gets_a_verdict_and_the_same_bytes_every_time(
     accepted = files.read_records(config.accepted, Source)
     assert {item.path: item.caption for item in accepted}["corpus/мяч.mp4"] == "a video with sound"
     assert [item.rule for item in files.read_records(config.rejects, Reject)] == [
-        "validate.readable",
+        "validate.usable",
         "validate.min_duration_s",
     ]
     assert [item.treatment for item in files.read_records(config.treatments, Treatment)] == [
