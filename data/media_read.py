@@ -50,13 +50,13 @@ class Unreadable(RuntimeError):
 
 @contextmanager
 def opened(path: Path) -> Generator[InputContainer]:
-    """The file's container; every decoding error inside the block becomes `Unreadable`."""
+    """The file's container; every error of decoding, or of arithmetic on odd headers, becomes `Unreadable`."""
     if not path.is_file():
         raise Unreadable("there is no such file")
     try:
         with av.open(str(path), metadata_errors="replace") as container:
             yield container
-    except (av.error.FFmpegError, EOFError) as error:
+    except (av.error.FFmpegError, EOFError, ValueError, ArithmeticError) as error:
         raise Unreadable(f"does not decode: {getattr(error, 'strerror', None) or error}") from error
 
 

@@ -1,64 +1,137 @@
-"""The same function over many items in several processes, of which any may die."""
+"""A function over many items in processes that may crash or hang: each accident costs one item."""
 
 from __future__ import annotations
 
-import os
-import threading
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
-from typing import TypeVar
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Generic, TypeVar, cast
 
 Item = TypeVar("Item")
-Output = TypeVar("Output")
+Result = TypeVar("Result")
+ATTEMPTS = 2
+"""A worker may die of its neighbour's hunger for memory, so an item gets a second, fresh one."""
 
 
-def each(
-    function: Callable[[Item], Output], items: Sequence[Item], num_workers: int, name: str
-) -> Iterator[tuple[Item, Output | None]]:
-    """Every item with the function's output, in the given order; None where its process died, alone, twice."""
-    from tqdm import tqdm
+@dataclass(frozen=True)
+class Lost:
+    """An item whose worker did not answer."""
 
-    with tqdm(total=len(items), desc=name, unit="source", disable=None) as bar:
-        if num_workers == 1 or len(items) < 2:
-            for item in items:
-                yield item, function(item)
-                bar.update()
+    reason: str
+
+
+@dataclass
+class _Worker(Generic[Item, Result]):
+    """One child process and the item it is busy with."""
+
+    function: Callable[[Item], Result]
+    process: Any = None
+    pipe: Connection[Any, Any] = field(init=False)
+    index: int | None = None
+    deadline: float = 0.0
+
+    def start(self) -> None:
+        """Spawn the child: it inherits no thread, lock or open file of ours."""
+        context = multiprocessing.get_context("spawn")
+        self.pipe, far_end = cast("tuple[Connection[Any, Any], Connection[Any, Any]]", context.Pipe())
+        self.process = context.Process(target=_serve, args=(far_end, self.function), daemon=True)
+        self.process.start()
+        far_end.close()
+
+    def give(self, index: int, item: Item, limit_s: float) -> None:
+        """Start on an item."""
+        if self.process is None:
+            self.start()
+        self.index, self.deadline = index, time.monotonic() + limit_s
+        with contextlib.suppress(BrokenPipeError):  # it died while idle: reading its answer tells
+            self.pipe.send(item)
+
+    def stop(self) -> str:
+        """End the child; says how it ended."""
+        if self.process is None:
+            return ""
+        self.process.join(timeout=1)
+        code = self.process.exitcode
+        if code is None:
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+        self.process, self.index = None, None
+        return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+
+
+def map_isolated(
+    function: Callable[[Item], Result], items: Sequence[Item], num_workers: int, limit_s: float
+) -> Iterator[tuple[int, Result | Lost]]:
+    """Results with their items' indices, in the order they come; `Lost` after two crashes or past `limit_s`.
+
+    `function` and everything it takes and returns must be importable by a fresh process.
+
+    Raises:
+        Exception: whatever `function` raised.
+    """
+    waiting = deque(range(len(items)))
+    attempts = [0] * len(items)
+    workers = [_Worker(function) for _ in range(max(1, min(num_workers, len(items))))]
+    try:
+        while waiting or any(worker.index is not None for worker in workers):
+            for worker in workers:
+                if worker.index is None and waiting:
+                    index = waiting.popleft()
+                    attempts[index] += 1
+                    worker.give(index, items[index], limit_s)
+            for worker in _answering(workers):
+                index, answer = cast(int, worker.index), _answer(worker, limit_s)
+                if isinstance(answer, Lost) and answer.reason.startswith("crash") and attempts[index] < ATTEMPTS:
+                    waiting.append(index)
+                elif answer is not None:
+                    yield index, answer
+    finally:
+        for worker in workers:
+            if worker.process is not None:
+                worker.process.kill()
+            worker.stop()
+
+
+def _answering(workers: Sequence[_Worker[Item, Result]]) -> list[_Worker[Item, Result]]:
+    """Workers that have an answer, died or ran out of time; waits for the first."""
+    busy = [worker for worker in workers if worker.index is not None]
+    patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+    ready = multiprocessing.connection.wait([worker.pipe for worker in busy], timeout=patience)
+    now = time.monotonic()
+    return [worker for worker in busy if worker.pipe in ready or worker.deadline <= now]
+
+
+def _answer(worker: _Worker[Item, Result], limit_s: float) -> Result | Lost:
+    """What became of the worker's item; a worker that failed is stopped and starts afresh with its next item."""
+    if not worker.pipe.poll():
+        worker.process.kill()
+        worker.stop()
+        return Lost(f"takes longer than {limit_s:g} s")
+    try:
+        result, error = cast(tuple[Result, Exception | None], worker.pipe.recv())
+    except (EOFError, ConnectionResetError):
+        return Lost(f"crashes the decoder ({worker.stop()})")
+    worker.index = None
+    if error is not None:
+        raise error
+    return result
+
+
+def _serve(pipe: Connection[Any, Any], function: Callable[[Any], Any]) -> None:
+    """The child's life: answer until the parent hangs up."""
+    while True:
+        try:
+            item = pipe.recv()
+        except (EOFError, OSError):
             return
-        outputs: dict[int, Output] = {}
-        for index, output in gather(function, dict(enumerate(items)), num_workers):
-            outputs[index] = output
-            bar.update()
-        for index, item in enumerate(items):  # one crash takes the whole pool down: whom did it belong to?
-            if index not in outputs:
-                outputs.update(gather(function, {index: item}, 1))
-                bar.update()
-            yield item, outputs.get(index)
-
-
-def gather(
-    function: Callable[[Item], Output], items: dict[int, Item], num_workers: int
-) -> Iterator[tuple[int, Output]]:
-    """Outputs by key as they come; those of a pool that broke are missing."""
-    with ProcessPoolExecutor(num_workers, get_context("spawn"), initializer=begin) as pool:
-        keys: dict[Future[Output], int] = {pool.submit(function, item): key for key, item in items.items()}
-        for future in as_completed(keys):
-            try:
-                yield keys[future], future.result()
-            except BrokenProcessPool:
-                continue
-
-
-def begin() -> None:
-    """Prepare a worker: one thread each, and no life after its parent's, even if that was killed."""
-    os.environ.update(OMP_NUM_THREADS="1", OPENCV_FOR_THREADS_NUM="1")  # read when the libraries are first imported
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def end_with_parent() -> None:
-    """Wait for the parent's end, then end."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+        try:
+            answer = (function(item), None)
+        except Exception as error:  # noqa: BLE001  # it is raised again in the parent
+            answer = (None, error)
+        pipe.send(answer)
