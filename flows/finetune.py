@@ -27,8 +27,8 @@ from prefect.states import Completed, Failed
 
 from data.files import read_records, write_text
 from data.records import Reject, Report
-from flows._dvc import reproduce
-from tasks.launch import Config, steps
+from flows._dvc import locked_outputs, reproduce
+from tasks.launch import EXIT_DATA, EXIT_GATE, Config, changed_stages, steps
 from tasks.summary import JOURNAL, LOGS, Journal, Outcome, Params, load_params, metrics_markdown
 
 EVERYTHING = Config()
@@ -66,16 +66,27 @@ class Progress:
 @task(cache_policy=NO_CACHE)  # DVC decides what is run again
 def verb(stage: str, force: bool, progress: Progress) -> State[Outcome]:
     """Bring one DVC stage up to date in a child process; a failed one fails with its own line."""
-    logger = speaker()
+    logger, log = speaker(), LOGS / f"{stage}.log"
 
     def on_progress(share: float, text: str) -> None:
         if progress.tell(stage, share, text):
-            logger.info("%s  %s", stage, text)
+            logger.info("        %s", text)
 
-    outcome = reproduce(stage, LOGS / f"{stage}.log", force=force, on_progress=on_progress)
-    if outcome.status:
-        return Failed(message=outcome.error, data=outcome)
-    return Completed(message=f"{outcome.seconds:.1f} s" if outcome.ran else "unchanged", data=outcome)
+    outcome = reproduce(stage, log, force=force, on_progress=on_progress)
+    if not outcome.status:
+        return Completed(message=f"{outcome.seconds:.1f} s" if outcome.ran else "unchanged", data=outcome)
+    if outcome.status not in (EXIT_GATE, EXIT_DATA):  # a verdict explains itself; a fault needs its context
+        last = log.read_text(encoding="utf-8").splitlines()[-20:]
+        logger.error("last lines of %s:\n%s", log, "\n".join(f"  {line}" for line in last))
+    return Failed(message=outcome.error, data=outcome)
+
+
+@task(cache_policy=NO_CACHE)
+def unchanged(stage: str) -> State[Outcome]:
+    """Stand for a stage that DVC has found up to date, without asking it again."""
+    return Completed(
+        message="unchanged", data=Outcome(stage=stage, ran=False, seconds=0.0, outputs=locked_outputs(stage))
+    )
 
 
 @flow(name="finetune")
@@ -83,24 +94,35 @@ def finetune(request: Config = EVERYTHING) -> State[Any]:
     """From a folder of videos to a fine-tuned, measured, registered model; DVC decides which verbs have work to do."""
     logger, params = speaker(), load_params()
     stages = steps(params, request)
+    changed = set(stages) if request.force else changed_stages(stages)
     progress = Progress(stages)
     outcomes: list[Outcome] = []
     write_journal(outcomes)
     for number, stage in enumerate(stages, 1):
-        logger.info("[%d/%d] %s", number, len(stages), stage)
+        follows = bool(changed & set(stages[:number]))
         progress.tell(stage, 0.0, "", at_once=True)
-        named = verb.with_options(name=stage, task_run_name=stage)
-        state = cast(State[Outcome], named(stage, request.force, progress, return_state=True))
-        if state.type.value not in ("COMPLETED", "FAILED") or state.data is None:
+        if follows:
+            logger.info("[%d/%d] %s", number, len(stages), stage)
+        state = bring_up_to_date(stage, request.force, progress, follows=follows)
+        if state.data is None:  # crashed or cancelled: Prefect has the reason
             return state
         outcomes.append(cast(Outcome, state.result(raise_on_failure=False)))
         write_journal(outcomes)
-        logger.info("[%d/%d] %s: %s", number, len(stages), stage, state.message)
         if outcomes[-1].status:
             return Failed(message=f"{stage}: {outcomes[-1].error}")
+        logger.info("[%d/%d] %s: %s", number, len(stages), stage, state.message)
         publish(stage, params)
     progress.tell(stages[-1], 1.0, "done", at_once=True)
     return Completed(message=f"{sum(outcome.ran for outcome in outcomes)} of {len(stages)} stages had work to do")
+
+
+def bring_up_to_date(stage: str, force: bool, progress: Progress, *, follows: bool) -> State[Outcome]:
+    """Run one stage as a task named after it; `follows` says that it, or one before it, has changed."""
+    if follows:
+        named = verb.with_options(name=stage, task_run_name=stage)
+        return cast("State[Outcome]", named(stage, force, progress, return_state=True))
+    still = unchanged.with_options(name=stage, task_run_name=stage)
+    return cast("State[Outcome]", still(stage, return_state=True))
 
 
 def write_journal(outcomes: list[Outcome]) -> None:

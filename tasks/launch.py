@@ -71,9 +71,10 @@ def run(config: Config) -> None:
     params = load_params()
     environment = child_environment(os.environ, Path.cwd())
     stages = steps(params, config)
-    if not config.force and unchanged(stages, environment):
+    if not config.force and not changed_stages(stages, environment):
         sys.stdout.write(f"Nothing to do: every output is up to date.\n\n{places(params)}\n")
         return
+    Path(environment["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect makes no parents and then hangs
     remove(JOURNAL)
     status = converse([sys.executable, "-m", "flows.finetune", config.model_dump_json()], environment)
     journal = Journal.model_validate_json(JOURNAL.read_bytes()) if JOURNAL.is_file() else Journal()
@@ -98,8 +99,8 @@ def steps(params: Params, config: Config) -> tuple[str, ...]:
     return tuple(names)
 
 
-def unchanged(stages: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether DVC finds every stage's inputs and outputs as dvc.lock has them.
+def changed_stages(stages: Sequence[str], environment: Mapping[str, str] | None = None) -> set[str]:
+    """Which stages have inputs, settings or outputs other than dvc.lock says; stages after those may follow.
 
     Raises:
         RuntimeError: DVC cannot say, for example outside a Git checkout.
@@ -108,12 +109,11 @@ def unchanged(stages: Sequence[str], environment: Mapping[str, str]) -> bool:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"dvc status: {result.stderr.strip() or result.stdout.strip()}")
-    return json.loads(result.stdout) == {}
+    return set(json.loads(result.stdout))
 
 
 def child_environment(environment: Mapping[str, str], root: Path) -> dict[str, str]:
     """What the flow and its children see: embedded defaults, no telemetry; what the user has set goes before them."""
-    line = "%(asctime)s  %(message)s"
     defaults = {
         "DO_NOT_TRACK": "1",
         "DVC_NO_ANALYTICS": "1",
@@ -128,8 +128,7 @@ def child_environment(environment: Mapping[str, str], root: Path) -> dict[str, s
         "PREFECT_LOGGING_LOGGERS_PREFECT_LEVEL": "WARNING",
         "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "CRITICAL",
-        "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": line,
-        "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": line,
+        "PREFECT_LOGGING_FORMATTERS_STANDARD_FORMAT": "%(asctime)s  %(message)s",
     }
     programs = str(Path(sys.executable).parent)
     return defaults | dict(environment) | {"PATH": f"{programs}{os.pathsep}{environment.get('PATH', '')}"}
