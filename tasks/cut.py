@@ -1,6 +1,6 @@
 """Cut accepted sources into clips: camera shots, then spans of exactly one training length, measured and filtered.
 
-soundstage cut min_motion=0.002 max_clips_per_source=20
+Example: soundstage cut min_motion=0.002 max_clips_per_source=20
 """
 
 from __future__ import annotations

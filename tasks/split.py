@@ -1,6 +1,6 @@
 """Divide clips into train, val and test by their source, the same way every time.
 
-soundstage split seed=1 test_share=0.1
+Example: soundstage split seed=1 test_share=0.1
 """
 
 from __future__ import annotations

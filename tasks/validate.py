@@ -1,6 +1,6 @@
 """Judge every source by rules and the whole by expectations: accepted, treated or rejected, and why.
 
-soundstage validate min_duration_s=2 max_missing_caption_share=0
+Example: soundstage validate min_duration_s=2 max_missing_caption_share=0
 """
 
 from __future__ import annotations
