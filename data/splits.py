@@ -41,7 +41,9 @@ def assign(groups: Mapping[str, str], seed: int, val_share: float, test_share: f
             result[source_id] = "test" if position < num_test else "val" if position < num_test + num_val else "train"
     if val_share > 0 and "val" not in result.values():
         largest = max(ranked.values(), key=len)
-        result[next(source_id for source_id in largest if result[source_id] == "train")] = "val"
+        trained = [source_id for source_id in largest if result[source_id] == "train"]
+        tested = [source_id for source_id in largest if result[source_id] == "test"]
+        result[trained[0] if len(trained) > 1 else tested[-1]] = "val"
     return result
 
 

@@ -34,8 +34,8 @@ class Config(Frozen):
     """Spans between cuts shorter than this are no shots, s."""
     analysis_px: int = Field(default=96, ge=16)
     """Short side of the pictures that cuts and features are measured on, px; sharpness depends on it."""
-    min_motion: float = Field(default=0.0001, ge=0)
-    """Least mean luma change between frames, 0–1; below it the picture is frozen. The stillest real clip seen has 4 times it."""
+    min_motion: float = Field(default=0.00002, ge=0)
+    """Least mean luma change between frames, 0–1; below it the picture is frozen. An encoded still has 0.000006."""
     min_luma: float = Field(default=0.02, ge=0, le=1)
     """Least mean luma, 0–1; below it the picture is black."""
     min_sound_share: float = Field(default=0.5, ge=0, le=1)
