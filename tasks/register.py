@@ -63,7 +63,7 @@ class Config(Frozen):
 class Registered(Frozen):
     """Which version a model became; the same model gets the same answer."""
 
-    model_name: str
+    name: str
     version: str
     alias: str
     checkpoint_sha256: str
@@ -89,7 +89,7 @@ def run(config: Config) -> Registered:
     for alias in (CANDIDATE, CHAMPION):
         client.set_registered_model_alias(config.model_name, alias, number)
     result = Registered(
-        model_name=config.model_name, version=number, alias=CHAMPION, checkpoint_sha256=report.checkpoint_sha256
+        name=config.model_name, version=number, alias=CHAMPION, checkpoint_sha256=report.checkpoint_sha256
     )
     write_text(config.registered, result.model_dump_json(indent=1) + "\n")
     return result

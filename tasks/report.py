@@ -1,0 +1,217 @@
+"""The report as one page a person wants to look at: no request leaves it, and same inputs give same bytes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from data.files import sha256
+from data.records import Clip, ClipShape, Comparison, Frozen, MetricValue, Reject, Report, Treatment
+from tasks import charts
+from tasks.generations import BASE, BASE_TEXT, CROSSFADE, RECONSTRUCTION, SWAPPED, TUNED, TUNED_TEXT
+
+TEMPLATE = Path(__file__).parent / "report.html.j2"
+COLUMNS = {
+    BASE: "before", TUNED: "after", SWAPPED: "wrong keyframes", CROSSFADE: "cross-fade",
+    RECONSTRUCTION: "autoencoder ceiling", BASE_TEXT: "before, text only", TUNED_TEXT: "after, text only",
+}  # fmt: skip
+NAMES = {
+    "psnr_db": "PSNR", "psnr_pooled_db": "PSNR, pooled", "ssim": "SSIM", "lsd_db": "log-spectral distance",
+    "envelope_r": "envelope correlation", "balance_db": "left-right error", "level_db": "loudness error",
+    "pesq_nb": "PESQ, narrow band", "pesq_nb_worst": "PESQ, worse channel", "pesq_wb": "PESQ, wide band",
+    "stoi": "STOI", "stoi_extended": "extended STOI", "lse_d": "LSE-D (lip sync)", "lse_c": "LSE-C (lip sync)",
+}  # fmt: skip
+VIDEOS = {"reference": "Reference", "before": "Before", "after": "After", "text": "After, text only"}
+"""File names of a clip's videos and what stands above them."""
+
+
+class Page(Frozen):
+    """What the page shows beside the report's numbers."""
+
+    shape: ClipShape
+    num_inference_steps: int
+    learned_group: str = "new"
+    kept_group: str = "base"
+    shown: tuple[Clip, ...] = ()
+    """Clips with videos in `media/CLIP_ID/`."""
+    checkpoints: Path
+    splits: Path
+    rejects: tuple[Reject, ...] = ()
+    treatments: tuple[Treatment, ...] = ()
+    curriculum_picture: Path | None = None
+
+
+class Card(NamedTuple):
+    """One finding at the top of the page."""
+
+    title: str
+    before: str
+    after: str
+    unit: str
+    sentence: str
+    drawing: str
+    good: bool
+
+
+class Shown(NamedTuple):
+    """One clip with its videos."""
+
+    caption: str
+    group: str
+    clip_id: str
+    videos: list[tuple[str, str, str]]
+    """Name, title and data address of each."""
+    scores: dict[str, str]
+
+
+def write_page(folder: Path, report: Report, page: Page) -> None:
+    """Write `report.html` into `folder`, with the videos of `folder/media` inside it."""
+    (folder / "report.html").write_text(render(report, page, folder / "media"), encoding="utf-8")
+
+
+def render(report: Report, page: Page, media: Path) -> str:
+    """The page's HTML."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    groups = ["all", *sorted({str(row["group"]) for row in report.per_clip})]
+    learned = page.learned_group if page.learned_group in groups else "all"
+    curves = charts.read_curves(page.checkpoints)
+    ordered = [learned, *(group for group in groups if group != learned)]
+    return template.render(
+        report=report, page=page, learned=learned, verdict=verdict(report, learned),
+        cards=cards(report, learned, page.kept_group), clips=[shown(report, clip, media) for clip in page.shown],
+        tables=[(group, table(report, group)) for group in ordered], columns=COLUMNS, names=NAMES,
+        comparisons=sorted(report.comparisons, key=lambda pair: (ordered.index(pair.group), pair.name)),
+        missing=[value for value in report.metrics if value.value is None and value.group == "all"],
+        conventions=conventions(report),
+        drawings=[
+            (title, key, charts.losses(curves, key), charts.by_noise_level(curves, key))
+            for title, key in (("Picture", "loss_video"), ("Sound", "loss_audio"))
+        ],
+        stages=[(curve.stage, len(curve.rows)) for curve in curves],
+        curriculum=data_address(page.curriculum_picture, "image/png"),
+        treatments=grouped(page.treatments), lineage=lineage(report, page),
+        num_clips=len({row["clip_id"] for row in report.per_clip}),
+        num_sources=len({row["source_id"] for row in report.per_clip}),
+    )  # fmt: skip
+
+
+def verdict(report: Report, group: str) -> tuple[bool, str]:
+    """Whether fine-tuning proved itself on `group`, and the sentence that says so."""
+    better = {name: pair.better for name in ("psnr_db", "ssim", "lsd_db") if (pair := find(report, name, BASE, group))}
+    if better and all(better.values()):
+        return True, "Fine-tuning learned: picture and sound are closer to the real clips than before."
+    failed = [NAMES[name] for name, good in better.items() if not good] or ["nothing could be compared"]
+    return False, f"Fine-tuning has not proved itself: no sure gain in {', '.join(failed)}."
+
+
+def find(report: Report, name: str, right: str, group: str, left: str = TUNED) -> Comparison | None:
+    """One paired difference of the report."""
+    key = (name, left, right, group)
+    return next((pair for pair in report.comparisons if (pair.name, pair.left, pair.right, pair.group) == key), None)
+
+
+def value_of(report: Report, name: str, subset: str, group: str) -> MetricValue | None:
+    """One metric of the report."""
+    key = (name, subset, group)
+    return next((value for value in report.metrics if (value.name, value.subset, value.group) == key), None)
+
+
+def cards(report: Report, learned: str, kept: str) -> list[Card]:
+    """The findings that decide, best known first."""
+    wanted = [
+        ("Picture", "psnr_db", BASE, learned, "closer to the real clip, in dB of PSNR, than before fine-tuning"),
+        ("Structure", "ssim", BASE, learned, "more structure in common with the real clip (SSIM)"),
+        ("Sound", "lsd_db", BASE, learned, "less distance between the spectra of generated and real sound"),
+        ("Keyframes matter", "psnr_db", SWAPPED, "all", "better with its own keyframes than with another clip's"),
+        ("Motion", "psnr_db", CROSSFADE, learned, "better than a cross-fade of the two keyframes"),
+        ("Memory", "psnr_db", BASE, kept, "on what the base model already knew: a loss is what was forgotten"),
+    ]
+    found = [(row, find(report, row[1], row[2], row[3])) for row in wanted]
+    return [card(report, row[0], pair, row[4]) for row, pair in found if pair is not None]
+
+
+def card(report: Report, title: str, pair: Comparison, words: str) -> Card:
+    """One finding: from, to, change with interval."""
+    left, right = (value_of(report, pair.name, subset, pair.group) for subset in (pair.left, pair.right))
+    before, after = (float(each.value) if each and each.value is not None else 0.0 for each in (right, left))
+    higher = left.higher_is_better if left else True
+    digits = 3 if pair.unit == "" else 1
+    unit = f" {pair.unit}" if pair.unit else ""
+    sentence = (
+        f"{pair.difference:+.{digits + 1}f}{unit} [{pair.low:+.{digits + 1}f}, {pair.high:+.{digits + 1}f}] {words};"
+        f" {pair.num_items} clips of {pair.num_sources} sources, group “{pair.group}”"
+    )
+    drawing = charts.change(before, after, pair.low, pair.high, higher_is_better=higher)
+    good = pair.better or (title == "Memory" and not (pair.high < 0 if higher else pair.low > 0))
+    return Card(title, f"{before:.{digits}f}", f"{after:.{digits}f}", pair.unit, sentence, drawing, good)
+
+
+def shown(report: Report, clip: Clip, media: Path) -> Shown:
+    """A clip's videos, as data inside the page, and its scores."""
+    videos: list[tuple[str, str, str]] = []
+    for name, title in VIDEOS.items():
+        address = data_address(media / clip.clip_id / f"{name}.mp4", "video/mp4")
+        if address:
+            videos.append((name, title, address))
+    scores: dict[str, str] = {}
+    for row in report.per_clip:
+        if row["clip_id"] == clip.clip_id:
+            name = {BASE: "before", TUNED: "after", TUNED_TEXT: "text"}.get(str(row["subset"]))
+            if name:
+                scores[name] = " · ".join(score_words(row))
+    return Shown(clip.caption, clip.group, clip.clip_id, videos, scores)
+
+
+def score_words(row: dict[str, str | float | None]) -> list[str]:
+    """A generation's picture and sound in a few words."""
+    known = ((label, row.get(name)) for label, name in (("picture", "psnr_db"), ("sound off by", "lsd_db")))
+    return [f"{label} {value:.1f} dB" for label, value in known if isinstance(value, float)]
+
+
+def table(report: Report, group: str) -> list[tuple[str, str, bool, list[MetricValue | None]]]:
+    """Metric, unit, direction and a value a column, for one group; metrics nobody could compute are listed elsewhere."""
+    rows: list[tuple[str, str, bool, list[MetricValue | None]]] = []
+    for name in dict.fromkeys(value.name for value in report.metrics):
+        values = [value_of(report, name, subset, group) for subset in COLUMNS]
+        known = [value for value in values if value is not None and value.value is not None]
+        if known:
+            rows.append((name, known[0].unit, known[0].higher_is_better, values))
+    return rows
+
+
+def conventions(report: Report) -> list[tuple[str, str]]:
+    """How every metric is computed, once."""
+    return list({value.name: value.convention for value in report.metrics}.items())
+
+
+def grouped(treatments: Sequence[Treatment]) -> list[tuple[str, list[Treatment]]]:
+    """Treatments of the same kind together, most frequent first."""
+    kinds: dict[str, list[Treatment]] = {}
+    for item in sorted(treatments, key=lambda item: (item.treatment, item.path)):
+        kinds.setdefault(item.treatment, []).append(item)
+    return sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0]))
+
+
+def lineage(report: Report, page: Page) -> list[tuple[str, str]]:
+    """Everything that made the numbers."""
+    shape = page.shape
+    size = f"{shape.num_frames} frames at {shape.frame_rate}/s, {shape.width}×{shape.height} px"
+    return [
+        ("fine-tuned weights", report.checkpoint_sha256),
+        ("base model", report.base_sha256),
+        *((f"split {path.stem}", sha256(path)) for path in sorted(page.splits.glob("*.parquet"))),
+        ("clip", f"{size}, stereo {shape.sample_rate_hz} Hz"),
+        ("generation", f"{page.num_inference_steps} steps, seed {report.seed}"),
+    ]
+
+
+def data_address(path: Path | None, kind: str) -> str:
+    """A file as an address that holds its bytes; empty where there is none."""
+    if path is None or not path.is_file():
+        return ""
+    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
