@@ -19,7 +19,9 @@ from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
 from data.media_layout import Orientation, orientation
-from data.media_read import PictureClock, SoundClock, Unreadable, opened, picture_stream, sound_stream
+from data.media_open import Unreadable, opened, picture_stream, sound_stream
+from data.media_picture import PictureClock
+from data.media_sound import SoundClock
 
 Facts = dict[str, str | int | float | None]
 """Fields of `records.Source`."""
