@@ -63,7 +63,7 @@ def _in_folder(root: Path) -> Iterator[Given]:
             if name.startswith(".") or file.suffix.lower() in SIDECARS:
                 continue
             if not _inside(file, root):
-                yield _given(root, file, None, "is a link that leads out of the source folder")
+                yield _given(root, file, None, "is a link that leads out of the source folder or in a circle")
                 continue
             try:
                 yield _given(root, file, caption_beside(file, root), None)
@@ -150,7 +150,7 @@ def _inside(file: Path, root: Path) -> bool:
     """Whether a path, its links followed, lies below `root`."""
     try:
         return file.resolve().is_relative_to(root.resolve())
-    except (OSError, ValueError):  # a loop of links, a name no file system takes
+    except (OSError, ValueError, RuntimeError):  # a loop of links, a name that no file system takes
         return False
 
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from data.files import sha256, whole
 from data.records import Frozen
@@ -46,6 +46,14 @@ class Config(Frozen):
     """Shortest scene, s."""
     max_duration_s: float = Field(default=3.2, gt=0)
     """Longest scene, s."""
+
+    @model_validator(mode="after")
+    def _shortest_first(self) -> Config:
+        if self.min_duration_s > self.max_duration_s:
+            raise ValueError(
+                f"min_duration_s = {self.min_duration_s:g} exceeds max_duration_s = {self.max_duration_s:g}"
+            )
+        return self
 
 
 class Format(NamedTuple):
