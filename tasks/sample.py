@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from fractions import Fraction
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -115,7 +116,8 @@ def run(config: Config) -> Path:
 def recipe_of(config: Config) -> str:
     """Everything that decides the bytes of the corpus, as JSON."""
     settings = config.model_dump(mode="json", exclude={"corpus"})
-    return json.dumps({**settings, **{name: sha256(CHECKOUT / name) for name in INGREDIENTS}}, indent=1) + "\n"
+    ingredients = {name: sha256(CHECKOUT / name) for name in INGREDIENTS}
+    return json.dumps({**settings, **ingredients, "av": version("av")}, indent=1) + "\n"
 
 
 def write_scene(folder: Path, half: Half, index: int, config: Config) -> Path:
