@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import termios
@@ -14,15 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import yaml
 
+from tasks.processes import end
 from tasks.summary import Outcome
 
 LOCK_MESSAGES = ("Unable to acquire lock", "is busy")
 """The only two failures worth trying again: another DVC command holds the workspace for a moment."""
 SKIPPED_MESSAGES = ("didn't change, skipping", "is cached - skipping run")
-GRACE_S = 25
-"""Between SIGTERM and SIGKILL, s; less than the 30 s that Prefect's runner grants before it kills."""
 
 PROGRESS = re.compile(r"(\d+)%\|[^|]*\|\s*(\S+)/(\S+)")
 """What tqdm draws: percentage, bar, done/total."""
@@ -95,7 +94,7 @@ def started(command: list[str]) -> Generator[tuple[subprocess.Popen[bytes], int]
     }
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=child, stderr=child, start_new_session=True, env=environment
+            command, stdin=subprocess.DEVNULL, stdout=child, stderr=child, process_group=0, env=environment
         )
     except BaseException:
         os.close(terminal)
@@ -105,32 +104,21 @@ def started(command: list[str]) -> Generator[tuple[subprocess.Popen[bytes], int]
     try:
         yield process, terminal
     except BaseException:
-        terminate(process)
+        end(lambda: group(process))
         raise
     finally:
         os.close(terminal)
 
 
-def terminate(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
-    """End a whole process group: DVC ended alone would leave the verb running."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline and group_alive(process):
-        time.sleep(0.05)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def group_alive(process: subprocess.Popen[bytes]) -> bool:
-    """Whether any process of the group is left, its leader or what that started."""
+def group(process: subprocess.Popen[bytes]) -> list[int]:
+    """Living processes of the group that `process` leads; DVC ended alone would leave the verb running."""
     process.poll()  # a dead leader that nobody waited for would still count
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    found: list[int] = []
+    for number in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getpgid(number) == process.pid and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
+                found.append(number)
+    return found
 
 
 def pieces(terminal: int) -> Iterator[tuple[str, bool]]:
@@ -147,8 +135,8 @@ def pieces(terminal: int) -> Iterator[tuple[str, bool]]:
         held = rest.endswith(b"\r")  # may be half of a line end: wait for what follows
         parts = re.split(rb"([\r\n])", rest[:-1] if held else rest)
         rest = parts.pop() + (b"\r" if held else b"")
-        for text, end in zip(parts[::2], parts[1::2], strict=True):
-            yield plain(text), end == b"\n"
+        for text, mark in zip(parts[::2], parts[1::2], strict=True):
+            yield plain(text), mark == b"\n"
     if rest.strip():
         yield plain(rest), True
 
@@ -164,7 +152,7 @@ def last_error(text: str) -> str:
     if own:
         return own[-1]
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "ended without a word"
+    return lines[-1].removeprefix("ERROR: ") if lines else "ended without a word"
 
 
 def locked_outputs(stage: str, lock: Path = Path("dvc.lock")) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +21,8 @@ from pydantic import model_validator
 from data.files import remove
 from data.records import DataRefused, Frozen, GateFailed
 from tasks import PIPELINE
-from tasks.summary import JOURNAL, Journal, Params, load_params, places, timing_table
+from tasks.processes import run_alone
+from tasks.summary import JOURNAL, LOGS, Journal, Params, load_params, places, timing_table
 
 Verb = Literal[
     "sample",
@@ -76,7 +76,9 @@ def run(config: Config) -> None:
         return
     Path(environment["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect makes no parents and then hangs
     remove(JOURNAL)
-    status = converse([sys.executable, "-m", "flows.finetune", config.model_dump_json()], environment)
+    status = run_alone(
+        [sys.executable, "-m", "flows.finetune", config.model_dump_json()], environment, LOGS / "run.pid"
+    )
     journal = Journal.model_validate_json(JOURNAL.read_bytes()) if JOURNAL.is_file() else Journal()
     peak = peak_bytes(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
     sys.stdout.write(
@@ -132,24 +134,6 @@ def child_environment(environment: Mapping[str, str], root: Path) -> dict[str, s
     }
     programs = str(Path(sys.executable).parent)
     return defaults | dict(environment) | {"PATH": f"{programs}{os.pathsep}{environment.get('PATH', '')}"}
-
-
-def converse(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Exit status of a child that shares our terminal; SIGTERM is handed on, and it is waited for in any case."""
-    process = subprocess.Popen(command, env=environment)
-
-    def hand_on(_number: int, _frame: object) -> None:
-        process.terminate()
-
-    previous = signal.signal(signal.SIGTERM, hand_on)
-    try:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                continue  # the terminal has told the child too; it ends its own children first
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def peak_bytes(max_rss: int) -> int:
