@@ -16,6 +16,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 ATTEMPTS = 2
 """A worker may die of its neighbour's hunger for memory, so an item gets a second, fresh one."""
+START_S = 300.0
+"""A child that has not started after this long, s, never will; importing takes one on an idle machine."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class _Worker(Generic[Item, Result]):
     process: Any = None
     pipe: Connection[Any, Any] = field(init=False)
     index: int | None = None
+    limit_s: float = 0.0
     deadline: float = 0.0
+    awake: bool = False
 
     def start(self) -> None:
         """Spawn the child: it inherits no thread, lock or open file of ours."""
@@ -41,15 +45,23 @@ class _Worker(Generic[Item, Result]):
         self.pipe, far_end = cast("tuple[Connection[Any, Any], Connection[Any, Any]]", context.Pipe())
         self.process = context.Process(target=_serve, args=(far_end, self.function), daemon=True)
         self.process.start()
+        self.awake = False
         far_end.close()
 
     def give(self, index: int, item: Item, limit_s: float) -> None:
         """Start on an item."""
         if self.process is None:
             self.start()
-        self.index, self.deadline = index, time.monotonic() + limit_s
+        self.index, self.limit_s = index, limit_s
+        self.deadline = time.monotonic() + limit_s + (0 if self.awake else START_S)
         with contextlib.suppress(BrokenPipeError):  # it died while idle: reading its answer tells
             self.pipe.send(item)
+
+    def greet(self) -> None:
+        """Take the new child's first word; its time for the item runs from here, whatever its start took."""
+        with contextlib.suppress(EOFError, ConnectionResetError):  # it died: reading its answer tells
+            self.pipe.recv()
+        self.awake, self.deadline = True, time.monotonic() + self.limit_s
 
     def stop(self) -> str:
         """End the child; says how it ended."""
@@ -103,8 +115,10 @@ def _answering(workers: Sequence[_Worker[Item, Result]]) -> list[_Worker[Item, R
     busy = [worker for worker in workers if worker.index is not None]
     patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
     ready = multiprocessing.connection.wait([worker.pipe for worker in busy], timeout=patience)
+    for worker in [worker for worker in busy if worker.pipe in ready and not worker.awake]:
+        worker.greet()
     now = time.monotonic()
-    return [worker for worker in busy if worker.pipe in ready or worker.deadline <= now]
+    return [worker for worker in busy if worker.pipe.poll() or worker.deadline <= now]
 
 
 def _answer(worker: _Worker[Item, Result], limit_s: float) -> Result | Lost:
@@ -124,14 +138,16 @@ def _answer(worker: _Worker[Item, Result], limit_s: float) -> Result | Lost:
 
 
 def _serve(pipe: Connection[Any, Any], function: Callable[[Any], Any]) -> None:
-    """The child's life: answer until the parent hangs up."""
-    while True:
-        try:
-            item = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            answer = (function(item), None)
-        except Exception as error:  # noqa: BLE001  # it is raised again in the parent
-            answer = (None, error)
-        pipe.send(answer)
+    """The child's life: greet, then answer until the parent hangs up."""
+    with contextlib.suppress(EOFError, OSError):
+        pipe.send(None)
+        while True:
+            pipe.send(_outcome(function, pipe.recv()))
+
+
+def _outcome(function: Callable[[Item], Result], item: Item) -> tuple[Result | None, Exception | None]:
+    """What the function returns or raises."""
+    try:
+        return function(item), None
+    except Exception as error:  # noqa: BLE001  # it is raised again in the parent
+        return None, error
