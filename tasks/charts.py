@@ -160,24 +160,23 @@ def nice(low: float, high: float) -> list[float]:
     return [low, high]
 
 
-def change(before: float, after: float, low: float, high: float, *, higher_is_better: bool) -> str:
-    """A bar from before to after, with the interval of the change around its end."""
+def change(before: float, after: float, low: float, high: float, *, kind: str) -> str:
+    """A bar from before to after, with the interval of the change around its end; a tenth of the value at least."""
     values = (before, after, before + low, before + high)
-    smallest, largest = min(values), max(values)
-    span = (largest - smallest) or 1.0
+    span = max(max(values) - min(values), abs(before) / 10, 1e-9)
+    start = (max(values) + min(values) - span) / 2
 
     def place(value: float) -> float:
-        return 12 + 236 * (value - smallest) / span
+        return 12 + 236 * (value - start) / span
 
     x0, x1, lo, hi = (place(value) for value in (before, after, before + low, before + high))
-    good = (after > before) == higher_is_better
-    kind = "good" if good else "bad"
+    box = f'x="{min(lo, hi):.1f}" y="6" width="{max(2, abs(hi - lo)):.1f}" height="14" rx="4"'
     return (
         f'<svg class="change" viewBox="0 0 260 26" role="img" aria-label="{before:.2f} to {after:.2f}">'
-        f'<line class="rail" x1="6" x2="254" y1="13" y2="13"/>'
-        f'<rect class="interval {kind}" x="{min(lo, hi):.1f}" y="6" width="{max(2, abs(hi - lo)):.1f}" height="14" rx="4"/>'
+        f'<line class="rail" x1="6" x2="254" y1="13" y2="13"/><rect class="interval {kind}" {box}/>'
         f'<line class="move {kind}" x1="{x0:.1f}" x2="{x1:.1f}" y1="13" y2="13"/>'
-        f'<circle class="before" cx="{x0:.1f}" cy="13" r="5"/><circle class="after {kind}" cx="{x1:.1f}" cy="13" r="6"/></svg>'
+        f'<circle class="before" cx="{x0:.1f}" cy="13" r="5"/><circle class="after {kind}" cx="{x1:.1f}" cy="13" r="6"/>'
+        "</svg>"
     )
 
 

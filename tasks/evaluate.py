@@ -94,12 +94,15 @@ def run(config: Config) -> Report:
         DataRefused: no test clip can be read.
         RuntimeError: a model is missing.
     """
-    clips = choose_clips(read_test(config), config.group_shares, config.max_clips, config.seed)
+    test = read_test(config)
+    clips = choose_clips(test, config.group_shares, config.max_clips, config.seed)
+    partners = {clip.clip_id: other for clip in clips if (other := partner_of(clip, test))}
     facts = model_facts(config)
     cache = Cache(config.work / fingerprint(config, clips, facts))
     forget_others(cache.folder)
-    keep_references(config, clips, cache)
-    generate_all(config, clips, cache)
+    known = {clip.clip_id: clip for clip in (*clips, *partners.values())}
+    keep_references(config, list(known.values()), cache)
+    generate_all(config, clips, partners, cache)
     report = measure(config, clips, cache, facts)
     from tasks.report import write_page
 
@@ -174,13 +177,12 @@ def keep_references(config: Config, clips: Sequence[Clip], cache: Cache) -> None
             ) from error
 
 
-def generate_all(config: Config, clips: Sequence[Clip], cache: Cache) -> None:
+def generate_all(config: Config, clips: Sequence[Clip], partners: dict[str, Clip], cache: Cache) -> None:
     """Make every generation that is not there yet; a model is loaded only if something is left to make."""
     from models.generation import Generator
     from models.threads import use_one_thread
 
     use_one_thread()
-    partners = {clip.clip_id: other for clip in clips if (other := partner_of(clip, clips))}
     sampler = Sampler(config.num_inference_steps, config.seed)
     for checkpoint, jobs in ((None, base_jobs(clips)), (config.checkpoint, tuned_jobs(clips, partners))):
         left = [job for job in jobs if not cache.has(job.subset, job.clip.clip_id)]

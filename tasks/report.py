@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from data.files import sha256
@@ -23,6 +24,11 @@ NAMES = {
     "pesq_nb": "PESQ, narrow band", "pesq_nb_worst": "PESQ, worse channel", "pesq_wb": "PESQ, wide band",
     "stoi": "STOI", "stoi_extended": "extended STOI", "lse_d": "LSE-D (lip sync)", "lse_c": "LSE-C (lip sync)",
 }  # fmt: skip
+LABELS = {
+    BASE: ("before", "after"),
+    SWAPPED: ("wrong keyframes", "own keyframes"),
+    CROSSFADE: ("cross-fade", "model"),
+}
 VIDEOS = {"reference": "Reference", "before": "Before", "after": "After", "text": "After, text only"}
 """File names of a clip's videos and what stands above them."""
 
@@ -47,11 +53,14 @@ class Card(NamedTuple):
     """One finding at the top of the page."""
 
     title: str
+    labels: tuple[str, str]
+    """What the two numbers are."""
     before: str
     after: str
     unit: str
     sentence: str
     drawing: str
+    mark: str
     good: bool
 
 
@@ -86,7 +95,7 @@ def render(report: Report, page: Page, media: Path) -> str:
         cards=cards(report, learned, page.kept_group), clips=[shown(report, clip, media) for clip in page.shown],
         tables=[(group, table(report, group)) for group in ordered], columns=COLUMNS, names=NAMES,
         comparisons=sorted(report.comparisons, key=lambda pair: (ordered.index(pair.group), pair.name)),
-        missing=[value for value in report.metrics if value.value is None and value.group == "all"],
+        missing=missing(report),
         conventions=conventions(report),
         drawings=[
             (title, key, charts.losses(curves, key), charts.by_noise_level(curves, key))
@@ -124,31 +133,54 @@ def value_of(report: Report, name: str, subset: str, group: str) -> MetricValue 
 def cards(report: Report, learned: str, kept: str) -> list[Card]:
     """The findings that decide, best known first."""
     wanted = [
-        ("Picture", "psnr_db", BASE, learned, "closer to the real clip, in dB of PSNR, than before fine-tuning"),
-        ("Structure", "ssim", BASE, learned, "more structure in common with the real clip (SSIM)"),
-        ("Sound", "lsd_db", BASE, learned, "less distance between the spectra of generated and real sound"),
-        ("Keyframes matter", "psnr_db", SWAPPED, "all", "better with its own keyframes than with another clip's"),
-        ("Motion", "psnr_db", CROSSFADE, learned, "better than a cross-fade of the two keyframes"),
-        ("Memory", "psnr_db", BASE, kept, "on what the base model already knew: a loss is what was forgotten"),
+        ("Picture", "psnr_db", BASE, learned, "PSNR against the real clip."),
+        ("Structure", "ssim", BASE, learned, "SSIM against the real clip, 1 is the same."),
+        ("Sound", "lsd_db", BASE, learned, "Log-spectral distance to the real sound: less is better."),
+        ("Keyframes matter", "psnr_db", SWAPPED, "all", "PSNR with another clip's keyframes and with its own."),
+        ("Motion", "psnr_db", CROSSFADE, learned, "PSNR of fading one keyframe into the other, and of the model."),
+        ("Memory", "psnr_db", BASE, kept, "PSNR on what the base model already knew: a loss is what was forgotten."),
     ]
     found = [(row, find(report, row[1], row[2], row[3])) for row in wanted]
     return [card(report, row[0], pair, row[4]) for row, pair in found if pair is not None]
 
 
 def card(report: Report, title: str, pair: Comparison, words: str) -> Card:
-    """One finding: from, to, change with interval."""
-    left, right = (value_of(report, pair.name, subset, pair.group) for subset in (pair.left, pair.right))
-    before, after = (float(each.value) if each and each.value is not None else 0.0 for each in (right, left))
-    higher = left.higher_is_better if left else True
+    """One finding: from, to, change with interval; both means over the clips that have both values."""
+    metric = value_of(report, pair.name, pair.left, pair.group)
+    higher = metric.higher_is_better if metric else True
+    after = shared_mean(report, pair)
+    before = after - pair.difference
     digits = 3 if pair.unit == "" else 1
-    unit = f" {pair.unit}" if pair.unit else ""
-    sentence = (
-        f"{pair.difference:+.{digits + 1}f}{unit} [{pair.low:+.{digits + 1}f}, {pair.high:+.{digits + 1}f}] {words};"
-        f" {pair.num_items} clips of {pair.num_sources} sources, group “{pair.group}”"
+    change = ", ".join(f"{value:+.{digits}f}" for value in (pair.low, pair.high))
+    clips = f"{pair.num_items} clips of {pair.num_sources} sources"
+    where = "all groups" if pair.group == "all" else f"group “{pair.group}”"
+    worse = pair.high < 0 if higher else pair.low > 0
+    if title == "Memory":
+        mark, good = ("forgot some", False) if worse else ("kept", True)
+    else:
+        mark, good = ("proved", True) if pair.better else ("worse", False) if worse else ("not proved", False)
+    return Card(
+        title=title,
+        labels=LABELS[pair.right],
+        before=f"{before:.{digits}f}",
+        after=f"{after:.{digits}f}",
+        unit=pair.unit,
+        sentence=f"{words} Change {pair.difference:+.{digits}f} {pair.unit} [{change}], {clips}, {where}.",
+        drawing=charts.change(before, after, pair.low, pair.high, kind="good" if good else "bad"),
+        mark=mark,
+        good=good,
     )
-    drawing = charts.change(before, after, pair.low, pair.high, higher_is_better=higher)
-    good = pair.better or (title == "Memory" and not (pair.high < 0 if higher else pair.low > 0))
-    return Card(title, f"{before:.{digits}f}", f"{after:.{digits}f}", pair.unit, sentence, drawing, good)
+
+
+def shared_mean(report: Report, pair: Comparison) -> float:
+    """Mean of the left side over the clips that both sides have."""
+    scores: dict[str, dict[str, float]] = {pair.left: {}, pair.right: {}}
+    for row in report.per_clip:
+        value = row.get(pair.name)
+        if row["subset"] in scores and pair.group in ("all", row["group"]) and isinstance(value, float):
+            scores[str(row["subset"])][str(row["clip_id"])] = value
+    left, right = scores[pair.left], scores[pair.right]
+    return fmean(left[clip] for clip in left if clip in right)
 
 
 def shown(report: Report, clip: Clip, media: Path) -> Shown:
@@ -182,6 +214,15 @@ def table(report: Report, group: str) -> list[tuple[str, str, bool, list[MetricV
         if known:
             rows.append((name, known[0].unit, known[0].higher_is_better, values))
     return rows
+
+
+def missing(report: Report) -> list[tuple[str, str, str]]:
+    """Metric, columns and reason of what could not be computed over all clips; one row a reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for value in report.metrics:
+        if value.value is None and value.group == "all":
+            found.setdefault((value.name, value.reason), []).append(COLUMNS[value.subset])
+    return [(name, ", ".join(columns), reason) for (name, reason), columns in found.items()]
 
 
 def conventions(report: Report) -> list[tuple[str, str]]:

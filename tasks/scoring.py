@@ -24,6 +24,8 @@ from tasks.generations import (
 )
 
 SYNCNET_REASON = "SyncNet weights are not installed; set SOUNDSTAGE_SYNCNET to the official file"
+NO_PARTNER = "no other source of the group to take keyframes from"
+"""The one way a generation can be absent; every other failure stops the verb."""
 DIGITS = 6
 """Decimals kept, far below any interval: the last bits of a sum are no finding."""
 
@@ -70,7 +72,7 @@ class Row(NamedTuple):
 def score_picture(reference: Media, made: Media | None) -> dict[str, Score]:
     """Picture scores of one generation."""
     if made is None:
-        return dict.fromkeys(("psnr_db", "psnr_pooled_db", "ssim"), Score.missing("nothing was generated"))
+        return dict.fromkeys(("psnr_db", "psnr_pooled_db", "ssim"), Score.missing(NO_PARTNER))
     psnr = picture.psnr_db(reference.frames_FHWC, made.frames_FHWC)
     similarity = picture.ssim(reference.frames_FHWC, made.frames_FHWC)
     return {"psnr_db": psnr.mean, "psnr_pooled_db": psnr.pooled, "ssim": similarity}
@@ -82,7 +84,7 @@ def score_sound(clip: Clip, reference: Media, made: Media | None, shape: ClipSha
     if not clip.has_audio:
         return dict.fromkeys(names, Score.missing("the source has no sound to compare with"))
     if made is None or made.waveform_CT is None or reference.waveform_CT is None:
-        return dict.fromkeys(names, Score.missing("nothing was generated"))
+        return dict.fromkeys(names, Score.missing(NO_PARTNER))
     pair, rate_hz = (reference.waveform_CT, made.waveform_CT), shape.sample_rate_hz
     return {
         "lsd_db": sound.lsd_db(*pair, rate_hz),
