@@ -25,6 +25,8 @@ SIMULATION_RATE = 960
 """Physics steps a second: an event is placed to 1.04 ms."""
 FLOOR = 0.82
 """Where the floor begins, as a share of the height."""
+SYLLABLE_S = 0.2
+"""How long a mouth is open, s."""
 GAIN = 0.4
 """Amplitude of one event at the nearer side, full scale = 1."""
 
@@ -37,31 +39,32 @@ class Style(NamedTuple):
     places: dict[str, tuple[Colour, Colour]]
     """Name → wall and floor colour."""
     tones: dict[str, tuple[float, ...]]
-    """Name of what a bounce rings → partials, Hz."""
+    """Name of what a bounce rings → partials, Hz; likewise below."""
     knocks: dict[str, tuple[float, ...]]
-    voices: dict[str, tuple[float, float, float]]
-    """Name → pitch and two formants, Hz."""
+    voices: dict[str, tuple[float, ...]]
     decay: float
     """How fast a ringing tone dies, nepers a second."""
 
 
+# The halves share a scale (multiples of 110 Hz), so that a sound autoencoder trained on one can carry the other, but no
+# sound: which partials sound together, and how they swell and die, is each half's own.
 STYLES: dict[Half, Style] = {
     "base": Style(
         shapes=("ball",),
         colours={"red": (220, 50, 40), "green": (50, 190, 70), "blue": (60, 90, 230), "yellow": (230, 205, 50)},
         places={"dark room": ((24, 26, 34), (52, 46, 44)), "grey hall": ((100, 100, 106), (66, 68, 72))},
         tones={"low bell": (330.0, 660.0), "high bell": (660.0, 1320.0)},
-        knocks={"wooden knock": (420.0, 980.0), "dull thud": (190.0, 410.0)},
-        voices={"deep voice": (110.0, 600.0, 1050.0), "plain voice": (150.0, 500.0, 1400.0)},
+        knocks={"wooden knock": (440.0, 1100.0), "dull thud": (220.0, 550.0)},
+        voices={"deep voice": (220.0, 330.0, 440.0), "plain voice": (440.0, 660.0, 880.0)},
         decay=12.0,
     ),
     "new": Style(
         shapes=("box", "diamond"),
         colours={"pink": (240, 120, 190), "cyan": (40, 210, 220), "lime": (170, 240, 60), "white": (240, 240, 235)},
         places={"teal pool": ((16, 74, 84), (10, 44, 60)), "brown field": ((122, 84, 52), (74, 104, 44))},
-        tones={"warm chime": (440.0, 1210.0), "bright chime": (880.0, 2210.0)},
-        knocks={"glass clink": (1250.0, 2600.0), "tin clank": (560.0, 1730.0)},
-        voices={"clear voice": (210.0, 750.0, 1250.0), "thin voice": (260.0, 400.0, 1900.0)},
+        tones={"warm chime": (220.0, 880.0), "bright chime": (550.0, 1100.0)},
+        knocks={"glass clink": (1320.0, 880.0), "tin clank": (660.0, 550.0)},
+        voices={"clear voice": (330.0, 550.0, 1100.0), "thin voice": (550.0, 880.0, 1320.0)},
         decay=7.0,
     ),
 }
@@ -114,11 +117,11 @@ def scene(
     events = {"bounce": bodies.walls, "collide": bodies.pairs, "speak": syllables(random, bodies, duration_s)}[chosen]
     num_samples = round(duration_s * sample_rate_hz)
     if chosen == "speak":
-        waveform = speech(events, style.voices[sound], num_samples, sample_rate_hz)
+        waveform = spoken(events, sounds[sound], num_samples, sample_rate_hz)
         caption = f"a {colours[0]} face speaks in a {place} with a {sound}"
     else:
         decay = style.decay if chosen == "bounce" else 3 * style.decay
-        waveform = struck(events, sounds[sound], decay, num_samples, sample_rate_hz)  # pyright: ignore[reportArgumentType]
+        waveform = struck(events, sounds[sound], decay, num_samples, sample_rate_hz)
         caption = (
             f"a {colours[0]} {shape} bounces in a {place} and each bounce rings a {sound}"
             if chosen == "bounce"
@@ -167,7 +170,7 @@ def move(random: np.random.Generator, num_bodies: int, duration_s: float) -> Bod
 
 def syllables(random: np.random.Generator, bodies: Bodies, duration_s: float) -> list[Event]:
     """When the face opens its mouth: about three times a second, from where it then is."""
-    times = np.arange(random.uniform(0.05, 0.2), duration_s - 0.2, random.uniform(0.28, 0.38))
+    times = np.arange(random.uniform(0.05, 0.2), duration_s - SYLLABLE_S, random.uniform(0.28, 0.38))
     return [Event(float(time), float(bodies.positions[0, int(time * SIMULATION_RATE), 0])) for time in times]
 
 
@@ -188,31 +191,23 @@ def struck(
         tone = sum(
             np.sin(2 * np.pi * hertz * time) * np.exp(-decay * (1 + index) * time) / (1 + index)
             for index, hertz in enumerate(partials)
-            if hertz < sample_rate_hz / 2
         )
         attack = np.minimum(1.0, time * 500)  # 2 ms, or the click hides the pitch
         sound[:, start : start + time.size] += panned(GAIN * np.asarray(tone) * attack, event.x)
     return np.clip(sound, -1, 1).astype(np.float32)
 
 
-def speech(
-    events: list[Event], voice: tuple[float, float, float], num_samples: int, sample_rate_hz: int
+def spoken(
+    events: list[Event], partials: tuple[float, ...], num_samples: int, sample_rate_hz: int
 ) -> NDArray[np.float32]:
-    """Sound of a face that speaks: harmonics of a pitch under two formants, one arch a syllable. Returns (2, T)."""
-    pitch, first, second = voice
+    """Sound of a face that speaks: partials that swell and die once a syllable. Returns (2, num_samples)."""
     sound = np.zeros((2, num_samples))
-    for index, event in enumerate(events):
+    for event in events:
         start = round(event.time_s * sample_rate_hz)
-        time = np.arange(min(num_samples - start, round(0.2 * sample_rate_hz))) / sample_rate_hz
-        hertz = pitch * (1 + 0.06 * ((index * 7) % 3 - 1))
-        tone = np.zeros(time.size)
-        for harmonic in range(1, int(min(sample_rate_hz / 2, 3400) / hertz)):
-            at = harmonic * hertz
-            weight = sum(1 / (1 + ((at - formant) / 120) ** 2) for formant in (first, second))
-            tone += weight * np.sin(2 * np.pi * at * time)
-        arch = np.sin(np.pi * np.clip(time / 0.2, 0, 1)) ** 2
-        peak = max(float(np.abs(tone).max(initial=0)), 1e-9)
-        sound[:, start : start + time.size] += panned(GAIN * tone / peak * arch, event.x)
+        time = np.arange(min(num_samples - start, round(SYLLABLE_S * sample_rate_hz))) / sample_rate_hz
+        tone = sum(np.sin(2 * np.pi * hertz * time) for hertz in partials)
+        arch = np.sin(np.pi * time / SYLLABLE_S) ** 2
+        sound[:, start : start + time.size] += panned(GAIN * np.asarray(tone) / len(partials) * arch, event.x)
     return np.clip(sound, -1, 1).astype(np.float32)
 
 
@@ -246,8 +241,8 @@ def render(
 
 def mouth_opening(events: list[Event], time_s: float) -> float:
     """How far the mouth is open at a time, 0–1: the arch of the syllable being spoken."""
-    spoken = [time_s - event.time_s for event in events if 0 <= time_s - event.time_s < 0.2]
-    return float(np.sin(np.pi * spoken[0] / 0.2) ** 2) if spoken else 0.0
+    spoken_s = [time_s - event.time_s for event in events if 0 <= time_s - event.time_s < SYLLABLE_S]
+    return float(np.sin(np.pi * spoken_s[0] / SYLLABLE_S) ** 2) if spoken_s else 0.0
 
 
 def inside(shape: str, x: Floats, y: Floats, radius: float) -> Floats:
