@@ -21,7 +21,7 @@ from pydantic import model_validator
 from data.files import remove
 from data.records import DataRefused, Frozen, GateFailed
 from tasks import PIPELINE
-from tasks.processes import run_alone
+from tasks.processes import end_abandoned, run_alone
 from tasks.summary import JOURNAL, LOGS, Journal, Params, load_params, places, timing_table
 
 Verb = Literal[
@@ -40,6 +40,7 @@ Verb = Literal[
 ]
 ORDER = ("sample", *PIPELINE)
 """The sample corpus comes first where it is what `ingest` reads."""
+LEASE = LOGS / "run.pid"
 EXIT_CONFIGURATION, EXIT_GATE, EXIT_DATA = 2, 4, 5
 
 
@@ -71,6 +72,7 @@ def run(config: Config) -> None:
     params = load_params()
     environment = child_environment(os.environ, Path.cwd())
     stages = steps(params, config)
+    end_abandoned(LEASE)
     if not config.force and not changed_stages(stages, environment):
         sys.stdout.write(f"Nothing to do: every output is up to date.\n\n{places(params)}\n")
         return
@@ -144,6 +146,8 @@ def peak_bytes(max_rss: int) -> int:
 def failure(status: int, journal: Journal) -> Exception:
     """The error that a failed run ends with, so that the command's exit status is the verb's."""
     failed = [outcome for outcome in journal.outcomes if outcome.status]
+    if not failed and status < 0:
+        return RuntimeError(f"the flow was ended by signal {-status}; run it again and it goes on from there")
     if not failed:
         return RuntimeError(f"the flow ended with status {status} before a verb failed; its last lines stand above")
     message = f"{failed[-1].stage}: {failed[-1].error}"
