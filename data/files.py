@@ -21,6 +21,7 @@ Record = TypeVar("Record", bound=BaseModel)
 def whole(path: Path) -> Iterator[Path]:
     """A temporary path (file or folder, caller's choice) that becomes `path` only if the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    sweep(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     remove(temporary)
     try:
@@ -32,6 +33,26 @@ def whole(path: Path) -> Iterator[Path]:
         sync(path.parent, shallow=True)
     finally:
         remove(temporary)
+
+
+def sweep(path: Path) -> None:
+    """Delete what killed processes left unfinished of `path`; what a live process is writing stays."""
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        process = left.name.split(".")[-2]
+        try:
+            os.kill(int(process), 0)
+        except (ProcessLookupError, ValueError):
+            remove(left)
+        except PermissionError:  # alive, somebody else's
+            continue
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same bytes at a second name, without a copy where the file system can."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def sync(path: Path, *, shallow: bool = False) -> None:

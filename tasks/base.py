@@ -1,6 +1,6 @@
 """Train the tiny base model from nothing, on the base half of the sample world only.
 
-example: soundstage base transformer.num_steps=200 picture_steps=50 sound_steps=50 output=/tmp/tiny-h3
+example: soundstage base transformer.num_steps=200 picture_steps=[50] sound_steps=[50] output=/tmp/tiny-h3
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Config(Frozen):
     """Decides initial weights, batches and noise."""
     num_scenes: int = Field(default=256, gt=0)
     """Scenes the autoencoders are trained on, rendered in memory."""
-    picture_steps: int = Field(default=1800, gt=0)
-    """Optimiser updates of the picture autoencoder, 4 clips each."""
-    sound_steps: int = Field(default=3000, gt=0)
-    """Optimiser updates of the sound autoencoder, 12 quarter-seconds each."""
+    picture_steps: tuple[int, ...] = (1800, 1400)
+    """Optimiser updates of the picture autoencoder, 4 clips each; one cosine cycle after the other."""
+    sound_steps: tuple[int, ...] = (1700,)
+    """Optimiser updates of the sound autoencoder, 12 quarter-seconds each; likewise."""
     num_clips: int = Field(default=512, gt=0)
     """Clips the transformer is trained on."""
     transformer: Stage
@@ -88,19 +88,20 @@ def train_autoencoders(config: Config, work: Path) -> dict[str, Any]:
         "vae": (lambda g: training.picture_loss(parts["vae"], pool, g, 4), config.picture_steps, 2e-3),
         "audio_vae": (lambda g: training.sound_loss(parts["audio_vae"], pool, g, 6), config.sound_steps, 3e-3),
     }
-    for name, (loss_of, num_steps, learning_rate) in plan.items():
-        folder = work / f"{name}-{num_steps}"
-        if folder.is_dir():
-            parts[name] = type(parts[name]).from_pretrained(folder).eval()
-            continue
-        training.train(parts[name], loss_of, num_steps, learning_rate, config.seed + 1)
+    for name, (loss_of, cycles, learning_rate) in plan.items():
+        for cycle, num_steps in enumerate(cycles):
+            folder = work / "-".join([name, *(str(steps) for steps in cycles[: cycle + 1])])
+            if folder.is_dir():
+                parts[name] = type(parts[name]).from_pretrained(folder).eval()
+                continue
+            training.train(parts[name], loss_of, num_steps, learning_rate * 0.75**cycle, config.seed + 1 + cycle)
+            with whole(folder) as temporary:
+                parts[name].save_pretrained(temporary)
         with torch.no_grad():
             sounds = pool.audio_NCT[:32].flatten(0, 1)[:, None]
             pixels = training.normalise_pixels(pool.video_NCFHW[:32])
             encoded = parts[name].encode(pixels if name == "vae" else sounds).latent_dist.mode()
         training.set_latent_statistics(parts[name], [encoded])
-        with whole(folder) as temporary:
-            parts[name].save_pretrained(temporary)
     halves = {
         f"reconstruction_{half}": training.measure(
             parts["vae"],

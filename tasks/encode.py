@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from tqdm import tqdm
 
-from data.files import read_records, remove, sha256, whole
+from data.files import link_or_copy, read_records, remove, sha256, whole
 from data.records import Clip, ClipShape, Frozen
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def run(config: Config) -> Path:
     with whole(config.latents) as temporary:
         temporary.mkdir()
         for name in {row.shard for row in rows}:
-            (work / name).rename(temporary / name)
+            link_or_copy(work / name, temporary / name)  # a kill here must not lose the finished shard
         del parts["clips"]  # the fingerprint covers them; the index lists them
         write_index(temporary, sorted(rows, key=lambda row: row.clip_id), fingerprint, parts)
     remove(config.work)

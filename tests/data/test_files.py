@@ -1,0 +1,71 @@
+"""Files are whole or absent, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from data.files import read_records, sha256, whole, write_records, write_text
+from data.records import Reject, Treatment
+
+
+def write_forever(path: Path) -> None:
+    with whole(path) as temporary:
+        temporary.mkdir()
+        (temporary / "half").write_text("half")
+        time.sleep(60)
+
+
+def test_a_killed_writer_leaves_the_old_content_and_the_next_one_sweeps_up(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    with whole(path) as temporary:
+        temporary.mkdir()
+        (temporary / "old").write_text("old")
+    writer = multiprocessing.get_context("spawn").Process(target=write_forever, args=(path,))
+    writer.start()
+    deadline = time.monotonic() + 15
+    while not list(tmp_path.glob(".folder.*.tmp/half")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert writer.pid is not None
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.join()
+    assert [item.name for item in path.iterdir()] == ["old"]
+    assert list(tmp_path.glob(".folder.*.tmp"))
+    with whole(path) as temporary:
+        temporary.mkdir()
+        (temporary / "new").write_text("new")
+    assert [item.name for item in path.iterdir()] == ["new"]
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_an_exception_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with pytest.raises(KeyError), whole(path) as temporary:
+        temporary.write_text("new")
+        raise KeyError
+    assert path.read_text() == "old"
+    assert [item.name for item in tmp_path.iterdir()] == ["file"]
+
+
+def test_records_come_back_equal_also_when_there_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "rejects.parquet"
+    reject = Reject(item="ü", path="a/球.mp4", verb="cut", rule="cut.min_luma", measured="0.1", limit="0.2")
+    write_records(path, [reject], Reject)
+    assert read_records(path, Reject) == [reject]
+    write_records(path, [], Treatment)
+    assert read_records(path, Treatment) == []
+
+
+def test_a_folder_hash_follows_names_and_contents_only(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        (tmp_path / name / "sub" / "x").write_text("1")
+    assert sha256(tmp_path / "a") == sha256(tmp_path / "b")
+    (tmp_path / "b" / "sub" / "x").rename(tmp_path / "b" / "sub" / "y")
+    assert sha256(tmp_path / "a") != sha256(tmp_path / "b")
