@@ -56,7 +56,9 @@ def candidates(planned: Sequence[Planned], rows: Mapping[str, LatentRow], stage:
     """
     missing = [item.clip_id for item in planned if item.clip_id not in rows]
     if missing:
-        raise ValueError(f"curriculum names {len(missing)} clips without latents, first {missing[0]}; run `soundstage plan`")
+        raise ValueError(
+            f"curriculum names {len(missing)} clips without latents, first {missing[0]}; run `soundstage plan`"
+        )
     chosen: list[Candidate] = []
     for item in planned:
         replay = stage.replay_share > 0 and item.group in stage.replay_groups

@@ -47,7 +47,11 @@ def fingerprint_of(parts: Mapping[str, object]) -> str:
 
 def write_shard(path: Path, clips: Mapping[str, Arrays]) -> None:
     """Write the arrays of some clips as one safetensors file, keys `clip_id/name`."""
-    flat = {f"{clip_id}/{name}": np.ascontiguousarray(array) for clip_id, arrays in clips.items() for name, array in arrays.items()}
+    flat = {
+        f"{clip_id}/{name}": np.ascontiguousarray(array)
+        for clip_id, arrays in clips.items()
+        for name, array in arrays.items()
+    }
     with whole(path) as temporary:
         save_file(flat, temporary)
 

@@ -72,8 +72,9 @@ class Sampler:
         batches: list[tuple[str, ...]] = []
         for clips in self._new.values():
             deck = [clips[index] for index in random.permutation(len(clips))]
-            for start in range(0, len(deck), size):
-                batches.append(tuple(deck[(start + place) % len(deck)] for place in range(size)))
+            batches += [
+                tuple(deck[(start + place) % len(deck)] for place in range(size)) for start in range(0, len(deck), size)
+            ]
         sizes = {layout: float(len(clips)) for layout, clips in self._replay.items()}
         while len(batches) < self.epoch_length:
             clips = self._replay[pick(sizes, float(random.random()))]

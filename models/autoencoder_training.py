@@ -31,11 +31,12 @@ class Pool(NamedTuple):
     audio_NCT: Tensor
 
 
-def make_pool(num_scenes: int, first_seed: int, num_frames: int, size_px: int, sample_rate_hz: int, half: Half = "base") -> Pool:
+def make_pool(
+    num_scenes: int, first_seed: int, num_frames: int, size_px: int, sample_rate_hz: int, half: Half = "base"
+) -> Pool:
     """Render scenes of one clip each."""
     scenes = [
-        scene(half, first_seed + index, num_frames / 24, 24, size_px * 3, sample_rate_hz)
-        for index in range(num_scenes)
+        scene(half, first_seed + index, num_frames / 24, 24, size_px * 3, sample_rate_hz) for index in range(num_scenes)
     ]
     video = torch.stack([torch.from_numpy(item.frames_FHWC) for item in scenes])
     video = rearrange(video, "n f (h a) (w b) c -> n c f h w a b", a=3, b=3).float().mean((-2, -1)) / 255
@@ -63,7 +64,9 @@ def paste_edges(video_BCFHW: Tensor, generator: torch.Generator) -> Tensor:
         colour = torch.rand(3, 1, 1, generator=generator)
         diamond = bool(torch.rand((), generator=generator) < 0.5)
         ramp = (torch.arange(side) - (side - 1) / 2).abs()
-        distance = ramp[:, None] + ramp[None] if diamond else torch.maximum(ramp[:, None], ramp[None].expand(side, side))
+        distance = (
+            ramp[:, None] + ramp[None] if diamond else torch.maximum(ramp[:, None], ramp[None].expand(side, side))
+        )
         cover = (side / 2 - distance + 0.5).clamp(0, 1)
         for frame in range(num_frames):
             y, x = (((start + (velocity - 0.5) * frame / 20) % 1) * (size - side)).long().tolist()
@@ -130,14 +133,18 @@ def sound_loss(vae: Any, pool: Pool, generator: torch.Generator, batch_size: int
     return error + 1e-3 * posterior.mean.square().mean() + 1e-3 * (posterior.logs + 3).square().mean()
 
 
-def train(vae: Any, loss_of: Callable[[torch.Generator], Tensor], num_steps: int, learning_rate: float, seed: int) -> None:
+def train(
+    vae: Any, loss_of: Callable[[torch.Generator], Tensor], num_steps: int, learning_rate: float, seed: int
+) -> None:
     """Minimise a loss with AdamW, linear warm-up and cosine decay; same seed, same weights."""
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.AdamW(vae.parameters(), learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser,
-        lambda step: min(1.0, (step + 1) / 30)
-        * (0.02 + 0.98 * (0.5 + 0.5 * float(torch.cos(torch.tensor(torch.pi * step / num_steps))))),
+        lambda step: (
+            min(1.0, (step + 1) / 30)
+            * (0.02 + 0.98 * (0.5 + 0.5 * float(torch.cos(torch.tensor(torch.pi * step / num_steps)))))
+        ),
     )
     vae.train()
     progress = tqdm(range(num_steps), desc=type(vae).__name__, unit="step", disable=None, mininterval=5)
@@ -165,7 +172,9 @@ def set_latent_statistics(vae: Any, encoded: list[Tensor]) -> None:
 @torch.no_grad()
 def measure(picture: Any, sound: Any, pool: Pool) -> dict[str, float]:
     """Reconstruction of clips never trained on: picture PSNR (dB) and sound signal-to-noise ratio (dB)."""
-    decoded = denormalise_pixels(picture.decode(picture.encode(normalise_pixels(pool.video_NCFHW)).latent_dist.mode()).sample)
+    decoded = denormalise_pixels(
+        picture.decode(picture.encode(normalise_pixels(pool.video_NCFHW)).latent_dist.mode()).sample
+    )
     errors = (decoded - pool.video_NCFHW).square().flatten(1).mean(1)
     audio = rearrange(pool.audio_NCT, "n c t -> (n c) 1 t")
     padded = functional.pad(audio, (0, -audio.shape[-1] % sound.hop_length))

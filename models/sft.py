@@ -97,7 +97,7 @@ class SupervisedFineTuning(lightning.LightningModule):
         self.curve: list[dict[str, float | int | str]] = []
         """One row a step: losses by modality and noise level. Holds no clock, so it repeats exactly."""
 
-    def training_step(self, item: tuple[StepBatch, Batch], batch_idx: int) -> Tensor:
+    def training_step(self, item: tuple[StepBatch, Batch], batch_idx: int) -> Tensor:  # noqa: ARG002 # Lightning's signature
         """Loss of both modalities in equal weight, averaged over the clips that have each."""
         drawn, batch = item
         randomness = draw(self._seed, drawn.step)

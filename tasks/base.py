@@ -59,7 +59,10 @@ def run(config: Config) -> Path:
         autoencoders = train_autoencoders(config, work)
         with whole(model) as temporary:
             tiny_h3.save(autoencoders["parts"], temporary)
-            recipe = {"settings": config.model_dump(mode="json", exclude={"output", "work"}), **autoencoders["measured"]}
+            recipe = {
+                "settings": config.model_dump(mode="json", exclude={"output", "work"}),
+                **autoencoders["measured"],
+            }
             write_text(temporary / "recipe.json", json.dumps(recipe, indent=1, sort_keys=True) + "\n")
     latents = work / "latents"
     if not (latents / "fingerprint.json").is_file():
@@ -81,9 +84,7 @@ def train_autoencoders(config: Config, work: Path) -> dict[str, Any]:
 
     parts = tiny_h3.build(config.seed)
     shape = config.shape
-    pool = training.make_pool(
-        config.num_scenes, AUTOENCODER_SEED, shape.num_frames, shape.height, shape.sample_rate_hz
-    )
+    pool = training.make_pool(config.num_scenes, AUTOENCODER_SEED, shape.num_frames, shape.height, shape.sample_rate_hz)
     plan = {
         "vae": (lambda g: training.picture_loss(parts["vae"], pool, g, 4), config.picture_steps, 2e-3),
         "audio_vae": (lambda g: training.sound_loss(parts["audio_vae"], pool, g, 6), config.sound_steps, 3e-3),
@@ -127,7 +128,14 @@ def encode_world(config: Config, model: Path, latents: Path) -> None:
     clips: dict[str, Arrays] = {}
     rows: list[LatentRow] = []
     for index in tqdm(range(config.num_clips), desc="encode", unit="clip", disable=None):
-        seen = scene("base", TRANSFORMER_SEED + index, float(shape.duration_s), shape.frame_rate, 3 * shape.height, shape.sample_rate_hz)
+        seen = scene(
+            "base",
+            TRANSFORMER_SEED + index,
+            float(shape.duration_s),
+            shape.frame_rate,
+            3 * shape.height,
+            shape.sample_rate_hz,
+        )
         frames = shrink(seen.frames_FHWC)
         video, audio = family.encode_clip(frames, seen.waveform_CT)
         clip_id = f"base-{index:05d}"
@@ -167,7 +175,9 @@ def train_transformer(config: Config, model: Path, latents: Path, work: Path) ->
         return
     stage, store = config.transformer, LatentStore(latents)
     family = load_family(model)
-    sampler = Sampler([Candidate(row.clip_id, row.layout, replay=False) for row in store.rows.values()], stage, config.seed)
+    sampler = Sampler(
+        [Candidate(row.clip_id, row.layout, replay=False) for row in store.rows.values()], stage, config.seed
+    )
     module = SupervisedFineTuning(family, stage, config.seed)
     identity = {"stage": stage.model_dump(), "seed": config.seed, "latents": store.fingerprint}
     train.fit(module, sampler, store, work / "states", identity, "cpu", save_every=250)

@@ -1,19 +1,21 @@
 """Encode every clip once into latents and projected text, for all conditioning modes.
 
-example: soundstage encode clips_per_shard=64
+example: soundstage encode clips_per_shard=16
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 from tqdm import tqdm
 
 from data.files import link_or_copy, read_records, remove, sha256, whole
 from data.records import Clip, ClipShape, Frozen
+from data.workers import Lost, map_isolated
 
 if TYPE_CHECKING:
     from data.latents import Arrays, LatentRow
@@ -34,7 +36,11 @@ class Config(Frozen):
     """Where the latent store goes."""
     shape: ClipShape
     """What one clip is: frames, rate, size, sound rate."""
-    clips_per_shard: int = Field(default=64, gt=0)
+    num_workers: int = Field(default=2, gt=0)
+    """Processes that encode, each with the encoders in its own memory; the result does not depend on it."""
+    max_shard_s: float = Field(default=3600, gt=0)
+    """Longest time for one shard, s."""
+    clips_per_shard: int = Field(default=32, gt=0)
     """Clips of one safetensors shard, which is also what a killed run does again at most."""
     accelerator: str = "cpu"
     """Torch device that encodes, e.g. `cuda`."""
@@ -49,16 +55,15 @@ def run(config: Config) -> Path:
         ValueError: the shape is not on the model's grid.
         RuntimeError: no model in `base`, or no split.
     """
-    from data.latents import fingerprint_of, write_index, write_shard
+    from data.latents import fingerprint_of, write_index
     from models.families import load_family
-    from models.threads import use_one_thread
 
-    use_one_thread()
     clips = read_splits(config.splits)
-    family = load_family(config.base, device=config.accelerator)
-    family.check(config.shape)
+    load_family(config.base).check(config.shape)
     parts = {
-        "encoders": {name: sha256(config.base / name) for name in ("vae", "audio_vae", "text_encoder", "tokenizer", "processor")},
+        "encoders": {
+            name: sha256(config.base / name) for name in ("vae", "audio_vae", "text_encoder", "tokenizer", "processor")
+        },
         "shape": config.shape.model_dump(),
         "posterior": "mode",
         "dtype": "float32",
@@ -67,19 +72,15 @@ def run(config: Config) -> Path:
     }
     fingerprint = fingerprint_of(parts)
     work = config.work / fingerprint[:16]
-    rows: list[LatentRow] = []
+    parts_of = list(shards(clips, config.clips_per_shard))
+    left = [Part(config, work / name, members) for name, members in parts_of if not (work / name).is_file()]
     with tqdm(total=len(clips), desc="encode", unit="clip", disable=None) as progress:
-        for name, members in shards(clips, config.clips_per_shard):
-            progress.update(0)
-            if not (work / name).is_file():
-                encoded: dict[str, Arrays] = {}
-                for _, clip in members:
-                    encoded[clip.clip_id] = encode(family, clip, config.shape)
-                    progress.update()
-                write_shard(work / name, encoded)
-            else:
-                progress.update(len(members))
-            rows += index_rows(work / name, name, members)
+        progress.update(len(clips) - sum(len(part.members) for part in left))
+        for index, answer in map_isolated(encode_part, left, config.num_workers, config.max_shard_s):
+            if isinstance(answer, Lost):
+                raise RuntimeError(f"shard {left[index].path.name}: {answer.reason}; lower encode.num_workers")  # noqa: TRY004 # an accident
+            progress.update(len(left[index].members))
+    rows = [row for name, members in parts_of for row in index_rows(work / name, name, members)]
     with whole(config.latents) as temporary:
         temporary.mkdir()
         for name in {row.shard for row in rows}:
@@ -88,6 +89,32 @@ def run(config: Config) -> Path:
         write_index(temporary, sorted(rows, key=lambda row: row.clip_id), fingerprint, parts)
     remove(config.work)
     return config.latents
+
+
+class Part(NamedTuple):
+    """One shard to write."""
+
+    config: Config
+    path: Path
+    members: list[tuple[str, Clip]]
+
+
+def encode_part(part: Part) -> None:
+    """Encode the clips of one shard and write it; runs in a process of its own, which keeps the encoders loaded."""
+    from data.latents import write_shard
+
+    family = loaded(part.config.base, part.config.accelerator)
+    write_shard(part.path, {clip.clip_id: encode(family, clip, part.config.shape) for _, clip in part.members})
+
+
+@functools.cache
+def loaded(base: Path, device: str) -> Family:
+    """The family, once a process."""
+    from models.families import load_family
+    from models.threads import use_one_thread
+
+    use_one_thread()
+    return load_family(base, device=device)
 
 
 def read_splits(folder: Path) -> list[tuple[str, Clip]]:

@@ -9,12 +9,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import Field
 
 from data.files import read_records, remove, sha256, whole
 from data.records import Clip, ClipShape, DataRefused, Frozen, Reject, Report, Treatment
+from data.workers import Lost, map_isolated
 from tasks.generations import (
     BASE,
     CROSSFADE,
@@ -25,6 +26,7 @@ from tasks.generations import (
     WITH_PICTURE,
     WITH_SOUND,
     Cache,
+    Job,
     Media,
     Sampler,
     base_jobs,
@@ -83,6 +85,10 @@ class Config(Frozen):
     """Group the base model knew already: the page shows what of it was forgotten."""
     num_shown: int = Field(default=8, ge=0)
     """Clips with videos on the page, about 150 kB each at the tiny size."""
+    num_workers: int = Field(default=2, ge=1, le=2)
+    """1 generates in this process; 2 with one process a model. The result does not depend on it."""
+    max_generation_s: float = Field(default=36000, gt=0)
+    """Longest time for all generations of one model, s."""
     device: str = "cpu"
     """Where generation runs: `cpu` or `cuda`."""
 
@@ -178,26 +184,49 @@ def keep_references(config: Config, clips: Sequence[Clip], cache: Cache) -> None
 
 
 def generate_all(config: Config, clips: Sequence[Clip], partners: dict[str, Clip], cache: Cache) -> None:
-    """Make every generation that is not there yet; a model is loaded only if something is left to make."""
-    from models.generation import Generator
-    from models.threads import use_one_thread
-
-    use_one_thread()
-    sampler = Sampler(config.num_inference_steps, config.seed)
-    for checkpoint, jobs in ((None, base_jobs(clips)), (config.checkpoint, tuned_jobs(clips, partners))):
-        left = [job for job in jobs if not cache.has(job.subset, job.clip.clip_id)]
-        if not left:
-            continue
-        generator = Generator.load(config.base, checkpoint, config.shape, device=config.device)
-        for job in progress(left, f"generating with the {'tuned' if checkpoint else 'base'} model"):
-            made = sampler.make(generator, job, cache)
-            if made is not None:
-                cache.write(job.subset, job.clip.clip_id, made)
+    """Make every generation that is not there yet, each model in a process of its own."""
+    parts = [
+        Part(config, checkpoint, [job for job in jobs if not cache.has(job.subset, job.clip.clip_id)], cache)
+        for checkpoint, jobs in ((None, base_jobs(clips)), (config.checkpoint, tuned_jobs(clips, partners)))
+    ]
+    left = [part for part in parts if part.jobs]
+    if config.num_workers == 1:
+        for part in left:
+            generate_part(part)
+    else:
+        for index, answer in map_isolated(generate_part, left, config.num_workers, config.max_generation_s):
+            if isinstance(answer, Lost):
+                model = left[index].checkpoint or config.base
+                raise RuntimeError(f"generating with {model}: {answer.reason}")  # noqa: TRY004 # an accident, not a type
     for clip in clips:
         reference = cache.read(REFERENCE, clip.clip_id)
         if reference is not None and not cache.has(CROSSFADE, clip.clip_id):
             frames = reference.frames_FHWC
             cache.write(CROSSFADE, clip.clip_id, Media(crossfade(frames[0], frames[-1], len(frames)), None))
+
+
+class Part(NamedTuple):
+    """The generations of one model."""
+
+    config: Config
+    checkpoint: Path | None
+    jobs: list[Job]
+    cache: Cache
+
+
+def generate_part(part: Part) -> None:
+    """Make the generations of one model; every one is kept as soon as it is made."""
+    from models.generation import Generator
+    from models.threads import use_one_thread
+
+    use_one_thread()
+    config = part.config
+    sampler = Sampler(config.num_inference_steps, config.seed)
+    generator = Generator.load(config.base, part.checkpoint, config.shape, device=config.device)
+    for job in progress(part.jobs, f"generating with the {'tuned' if part.checkpoint else 'base'} model"):
+        made = sampler.make(generator, job, part.cache)
+        if made is not None:
+            part.cache.write(job.subset, job.clip.clip_id, made)
 
 
 def measure(config: Config, clips: Sequence[Clip], cache: Cache, facts: dict[str, str]) -> Report:

@@ -87,7 +87,12 @@ def run(config: Config) -> list[Path]:
     else:
         name = re.sub(r"\W+", "-", config.prompt)[:60].strip("-") or "generation"
         keyframes = [None if path is None else read_image(path) for path in (config.first_frame, config.last_frame)]
-        requests = [(Request(name=name, prompt=config.prompt, first_frame=config.first_frame, last_frame=config.last_frame), keyframes)]
+        requests = [
+            (
+                Request(name=name, prompt=config.prompt, first_frame=config.first_frame, last_frame=config.last_frame),
+                keyframes,
+            )
+        ]
         target = config.output or Path("data/store/work/generate")
     generator = Generator.load(config.base, config.checkpoint, config.shape, device=config.accelerator)
     made: list[str] = []
@@ -107,7 +112,9 @@ def run(config: Config) -> list[Path]:
                 "request": request.model_dump(mode="json"),
                 "seed": config.seed,
                 "num_inference_steps": config.num_inference_steps,
-                "weights_sha256": sha256(config.checkpoint / "transformer" if config.checkpoint else config.base / "transformer"),
+                "weights_sha256": sha256(
+                    config.checkpoint / "transformer" if config.checkpoint else config.base / "transformer"
+                ),
             }
             write_text(video.with_suffix(".json"), json.dumps(record, indent=1, sort_keys=True) + "\n")
             made.append(video.name)
@@ -118,14 +125,21 @@ def demonstrations(config: Config) -> list[tuple[Request, list[Frames | None]]]:
     """One request a mode on the first held-out clips, with keyframes from the real thing."""
     from data.media import read_clip
 
-    clips = sorted(read_records(config.splits / "test.parquet", Clip), key=lambda clip: (clip.group != "new", clip.clip_id))
+    clips = sorted(
+        read_records(config.splits / "test.parquet", Clip), key=lambda clip: (clip.group != "new", clip.clip_id)
+    )
     if not clips:
         raise RuntimeError(f"no clip in {config.splits / 'test.parquet'}; pass prompt=… or run `soundstage split`")
     chosen = [clips[index % len(clips)] for index in (0, 1, 2)]
     result: list[tuple[Request, list[Frames | None]]] = []
-    for clip, (name, num_keyframes) in zip(chosen, (("text", 0), ("first-frame", 1), ("first-and-last-frame", 2)), strict=True):
+    for clip, (name, num_keyframes) in zip(
+        chosen, (("text", 0), ("first-frame", 1), ("first-and-last-frame", 2)), strict=True
+    ):
         frames, _ = read_clip(Path(clip.path), clip.start_s, clip.end_s, config.shape)
-        ends: list[Frames | None] = [frames[0] if num_keyframes > 0 else None, frames[-1] if num_keyframes > 1 else None]
+        ends: list[Frames | None] = [
+            frames[0] if num_keyframes > 0 else None,
+            frames[-1] if num_keyframes > 1 else None,
+        ]
         result.append((Request(name=name, prompt=clip.caption), ends))
     return result
 

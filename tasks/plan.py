@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field, model_validator
 
@@ -64,12 +64,10 @@ def plan(rows: Sequence[LatentRow], clips: Mapping[str, Clip], weights: Mapping[
 
 def draw(planned: Sequence[Planned], path: Path) -> None:
     """Draw difficulty by group, and how the two features relate."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    left, right = cast("tuple[Any, Any]", figure.subplots(1, 2))
     for group in sorted({row.group for row in planned}):
         rows = [row for row in planned if row.group == group]
         left.hist([row.difficulty for row in rows], bins=[x / 10 for x in range(11)], alpha=0.6, label=group or "—")
@@ -79,4 +77,3 @@ def draw(planned: Sequence[Planned], path: Path) -> None:
     left.legend(frameon=False)
     with whole(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
-    pyplot.close(figure)

@@ -122,9 +122,7 @@ def fit(
     trainer.fit(module, batches, ckpt_path=str(state) if state else None, weights_only=True)
 
 
-def write_checkpoint(
-    folder: Path, family: Family, module: SupervisedFineTuning, identity: dict[str, Any]
-) -> None:
+def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning, identity: dict[str, Any]) -> None:
     """Write weights, adapter, loss curve and identity as one folder, whole or absent."""
     from models import adapters
 
@@ -144,4 +142,6 @@ def write_checkpoint(
             "num_steps": settings.num_steps,
             "weights_sha256": sha256(temporary / "transformer"),
         }
-        (temporary / "checkpoint.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        (temporary / "checkpoint.json").write_text(
+            json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )

@@ -80,7 +80,9 @@ class Family(Protocol):
         """One forward pass of the training objective."""
         ...
 
-    def generate(self, condition: Condition, shape: ClipShape, seed: int, num_inference_steps: int) -> tuple[Tensor, Tensor]:
+    def generate(
+        self, condition: Condition, shape: ClipShape, seed: int, num_inference_steps: int
+    ) -> tuple[Tensor, Tensor]:
         """Latents of one generation: picture (C, F, H, W) and sound (2, C, T)."""
         ...
 

@@ -105,7 +105,9 @@ class H3:
         sound = torch.from_numpy(waveform_CT).to(self._device)[:, :length]
         sound = torch.nn.functional.pad(sound, (0, length - sound.shape[-1]))
         heard = audio_vae.encode(sound[:, None]).latent_dist.mode()  # the network is mono: two sides are two items
-        mean, std = (self._column(value)[..., 0, 0] for value in (audio_vae.config.latents_mean, audio_vae.config.latents_std))
+        mean, std = (
+            self._column(value)[..., 0, 0] for value in (audio_vae.config.latents_mean, audio_vae.config.latents_std)
+        )
         return latents[0], (heard - mean) / std
 
     @torch.no_grad()
@@ -115,7 +117,9 @@ class H3:
         latents = video_CFHW[None] * self._column(vae.config.latents_std) + self._column(vae.config.latents_mean)
         pixels = vae.decode(latents).sample * self._column(self._pipe.pixel_std) + self._column(self._pipe.pixel_mean)
         frames = rearrange((pixels.clamp(0, 1) * 255).round().to(torch.uint8), "1 c f h w -> f h w c")
-        mean, std = (self._column(value)[..., 0, 0] for value in (audio_vae.config.latents_mean, audio_vae.config.latents_std))
+        mean, std = (
+            self._column(value)[..., 0, 0] for value in (audio_vae.config.latents_mean, audio_vae.config.latents_std)
+        )
         sound = audio_vae.decode(audio_SCT * std + mean).sample[:, 0, : shape.num_samples].clamp(-1, 1)
         return frames.cpu().numpy(), sound.float().cpu().numpy()
 
@@ -154,7 +158,14 @@ class H3:
         if key not in self._layouts:
             pipe = self._pipe
             *tensors, num_condition_rows, _ = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
-                tags_S, *grid, num_audio_latents, self._patch, pipe.audio_channels, pipe.audio_tag, pipe.video_tag, ANCHORS[mode]
+                tags_S,
+                *grid,
+                num_audio_latents,
+                self._patch,
+                pipe.audio_channels,
+                pipe.audio_tag,
+                pipe.video_tag,
+                ANCHORS[mode],
             )
             names = ("position_ids", "token_tags", "video_indices", "audio_indices", "text_indices")
             fields = {name: tensor.to(self._device) for name, tensor in zip(names, tensors, strict=True)}
@@ -197,8 +208,10 @@ class H3:
         """Keyframe rows (B, R, C) at the family's conditioning level, just short of clean."""
         noise = torch.randn(keyframes_BKCHW.shape, generator=generator).to(self._device)
         level = 1 - self._pipe.keyframe_noise_aug
-        rows = [self.video_rows(noised(frame, dots, level)[:, :, None]) for frame, dots in zip(
-            keyframes_BKCHW.to(self._device).unbind(1), noise.unbind(1), strict=True)]
+        rows = [
+            self.video_rows(noised(frame, dots, level)[:, :, None])
+            for frame, dots in zip(keyframes_BKCHW.to(self._device).unbind(1), noise.unbind(1), strict=True)
+        ]
         return torch.cat(rows, dim=1)
 
     # -- objective and sampling ----------------------------------------------------------------------------------------
@@ -236,7 +249,9 @@ class H3:
         grid = (frames, shape.height // ratio, shape.width // ratio)
         num_audio = audio_latent_num_frames(shape.num_frames)
         layout = self.layout(condition.tags_S, grid, num_audio, condition.mode)
-        keyframes = self.pinned_keyframes(condition.keyframes_KCHW[None], generator) if layout.num_condition_rows else None
+        keyframes = (
+            self.pinned_keyframes(condition.keyframes_KCHW[None], generator) if layout.num_condition_rows else None
+        )
         channels = (vae.config.latent_channels, self._parts["audio_vae"].config.latent_channels)
         video = self.video_rows(torch.randn(1, channels[0], *grid, generator=generator).to(self._device))
         audio = torch.randn(2 * num_audio, channels[1], generator=generator)[None].to(self._device)

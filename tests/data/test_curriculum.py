@@ -34,7 +34,10 @@ def test_a_stage_draws_the_easy_and_what_it_replays() -> None:
     plain = Stage.model_validate(settings)
     assert [item.clip_id for item in candidates(planned, rows(), plain)] == ["c1"]
     replaying = Stage.model_validate({**settings, "replay_share": 0.5, "replay_groups": ["old"]})
-    assert [(item.clip_id, item.replay) for item in candidates(planned, rows(), replaying)] == [("c0", True), ("c1", False)]
+    assert [(item.clip_id, item.replay) for item in candidates(planned, rows(), replaying)] == [
+        ("c0", True),
+        ("c1", False),
+    ]
 
 
 def test_a_curriculum_of_other_latents_is_refused() -> None:

@@ -46,9 +46,14 @@ def test_a_killed_writer_leaves_the_old_content_and_the_next_one_sweeps_up(tmp_p
 def test_an_exception_leaves_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_text(path, "old")
-    with pytest.raises(KeyError), whole(path) as temporary:
-        temporary.write_text("new")
-        raise KeyError
+
+    def fail() -> None:
+        with whole(path) as temporary:
+            temporary.write_text("new")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert path.read_text() == "old"
     assert [item.name for item in tmp_path.iterdir()] == ["file"]
 

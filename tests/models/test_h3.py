@@ -48,7 +48,7 @@ def test_generation_equals_the_stock_pipeline(base: Path, family: Family, mode: 
     last = SCENE.frames_FHWC[-1] if mode == "fl2va" else None
     named = {"image": first, "last_image": last}
     given = {name: Image.fromarray(frame) for name, frame in named.items() if frame is not None}
-    frames, sound = stock(base, mode.split("_")[0], prompt=SCENE.caption, **given)
+    frames, sound = stock(base, mode.split("_", maxsplit=1)[0], prompt=SCENE.caption, **given)
     condition = family.encode_condition(SCENE.caption, first, last)
     ours = family.decode(*family.generate(condition, SHAPE, seed=11, num_inference_steps=4), SHAPE)
     assert condition.mode == mode
@@ -104,7 +104,11 @@ def test_text_layouts_are_equally_long_within_a_kind(base: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(base / "tokenizer")
     lengths = {
-        kind: {len(tokenizer(scene(half, seed, 0.1, 24, 8, 8000, kind).caption)["input_ids"]) for half in ("base", "new") for seed in range(12)}
+        kind: {
+            len(tokenizer(scene(half, seed, 0.1, 24, 8, 8000, kind).caption)["input_ids"])
+            for half in ("base", "new")
+            for seed in range(12)
+        }
         for kind in ("bounce", "collide", "speak")
     }
     assert all(len(values) == 1 for values in lengths.values())

@@ -25,7 +25,9 @@ def stage(**changes: Any) -> Stage:
     return Stage.model_validate({**settings, "warmup_steps": 1, **changes})
 
 
-def trained(base: Path, store_folder: Path, work: Path, plan: Stage, *, stop_after: int | None = None) -> tuple[Family, Any]:
+def trained(
+    base: Path, store_folder: Path, work: Path, plan: Stage, *, stop_after: int | None = None
+) -> tuple[Family, Any]:
     """Train a stage; `stop_after` raises in the middle of that step, as a crash would."""
     family, store = load_family(base), LatentStore(store_folder)
     if plan.method == "lora":
@@ -57,7 +59,9 @@ def test_resuming_after_a_crash_equals_never_having_stopped(base: Path, store_fo
     assert all(torch.equal(left[key], right[key]) for key in left)
 
 
-def test_states_of_other_settings_or_altered_bytes_are_not_taken(base: Path, store_folder: Path, tmp_path: Path) -> None:
+def test_states_of_other_settings_or_altered_bytes_are_not_taken(
+    base: Path, store_folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(KeyError):
         trained(base, store_folder, tmp_path, stage(), stop_after=5)
     identity = {"plan": stage().model_dump()}
@@ -69,7 +73,9 @@ def test_states_of_other_settings_or_altered_bytes_are_not_taken(base: Path, sto
     assert not list(tmp_path.glob("step-*"))
 
 
-def test_training_lowers_the_loss_of_both_modalities_on_fixed_draws(base: Path, store_folder: Path, tmp_path: Path) -> None:
+def test_training_lowers_the_loss_of_both_modalities_on_fixed_draws(
+    base: Path, store_folder: Path, tmp_path: Path
+) -> None:
     _, module = trained(base, store_folder, tmp_path, stage(num_steps=60, learning_rate=5e-3))
     early, late = module.curve[:20], module.curve[-20:]  # 20 steps see every noise level twice
     for name in ("loss_video", "loss_audio"):

@@ -93,7 +93,7 @@ def config(tmp_path: Path, make_clip: MakeClip, monkeypatch: pytest.MonkeyPatch)
     FakeGenerator.made, FakeGenerator.stop_after = 0, None
     monkeypatch.setattr(Generator, "load", staticmethod(load))
     paths = {name: tmp_path / name for name in ("splits", "base", "report", "work", "checkpoints")}
-    return Config.model_validate(paths | {"checkpoint": checkpoint, "max_clips": 6, "num_shown": 2})
+    return Config.model_validate(paths | {"checkpoint": checkpoint, "max_clips": 6, "num_shown": 2, "num_workers": 1})
 
 
 def value(report: Report, name: str, subset: str, group: str = "all") -> SimpleNamespace:

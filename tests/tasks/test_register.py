@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +12,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from data.records import GateFailed, Report
+from data.media import read_clip
+from data.records import ClipShape, GateFailed, Report
 from tasks import gate, tracking
 from tasks.champion import find_opponent
 from tasks.register import Config, copy_rooms, judged, requirements, run
@@ -194,3 +198,53 @@ def test_a_served_models_requirements_are_pinned() -> None:
     pins = requirements()
     assert any(pin.startswith("diffusers==") for pin in pins)
     assert all(pin.count("==") == 1 and "+" not in pin for pin in pins)
+
+
+@pytest.mark.timeout(240)
+def test_the_registered_model_loads_from_the_registry_and_generates(house: House, tmp_path: Path) -> None:
+    """In a process and folder of its own, so that the version's own code and weights are what runs."""
+    from models import tiny_h3
+
+    shutil.rmtree(house.root / "base")
+    tiny_h3.save(tiny_h3.build(0), house.root / "base")
+    house.model("a" * 64)
+    shutil.copytree(house.root / "base/transformer", house.root / "checkpoints/all/transformer")
+    house.judge()
+    run(house.config())
+    shutil.rmtree(house.root / "base")
+    shutil.rmtree(house.root / "checkpoints")
+    away = tmp_path / "away"
+    away.mkdir()
+    environment = os.environ | {"STORE": str(house.root / "mlflow"), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", SERVED], cwd=away, env=environment, check=True)
+    made = {path.stem: path.read_bytes() for path in away.glob("*.mp4")}
+    assert made["text"] == made["again"]
+    assert made["text"] != made["frame"]
+    frames, waveform = read_clip(away / "text.mp4", 0.0, None, ClipShape())
+    assert frames.shape == (22, 32, 32, 3)
+    assert waveform.shape == (2, 7333)
+
+
+SERVED = """
+import os
+from pathlib import Path
+
+import cv2, mlflow, numpy, pandas
+
+store = os.environ["STORE"]
+mlflow.set_tracking_uri(f"sqlite:///{store}/mlflow.db")
+model = mlflow.pyfunc.load_model("models:/soundstage-tiny-h3@champion")
+import data.records
+assert "artifacts" in data.records.__file__, data.records.__file__
+png = cv2.imencode(".png", numpy.full((64, 64, 3), 200, numpy.uint8))[1].tobytes()
+rows = pandas.DataFrame({"prompt": ["a ball", "a ball", "a ball"], "first_frame": [None, None, png]})
+videos = model.predict(rows, params={"seed": 3, "num_inference_steps": 2})["video"]
+for name, video in zip(("text", "again", "frame"), videos, strict=True):
+    Path(f"{name}.mp4").write_bytes(video)
+try:
+    model.predict(pandas.DataFrame({"caption": ["a ball"]}))
+except mlflow.exceptions.MlflowException as error:
+    assert "prompt" in str(error)
+else:
+    raise AssertionError("a call without a prompt was accepted")
+"""
