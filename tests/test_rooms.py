@@ -139,7 +139,9 @@ def test_file_and_its_functions_are_of_a_liveable_size(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_FILE_LINES
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {node.name: length for node in functions if (length := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES}
+    long = {
+        node.name: length for node in functions if (length := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
+    }
     assert not long
 
 
