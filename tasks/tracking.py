@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EXPERIMENT = "soundstage"
+SERVER = "MLFLOW_TRACKING_URI"
+"""Environment variable that names a server; without it the store is a local folder."""
 LOSSES = ("loss_video", "loss_audio", "learning_rate")
 PARAMS_A_CALL, METRICS_A_CALL = 100, 1000
 """MLflow's limits for one batched call."""
@@ -52,7 +54,7 @@ def available() -> bool:
 
 def has_store(folder: Path) -> bool:
     """Whether there is a store to ask: a server is named, or the local one has been made."""
-    return available() and ("MLFLOW_TRACKING_URI" in os.environ or (folder / "mlflow.db").is_file())
+    return available() and (SERVER in os.environ or (folder / "mlflow.db").is_file())
 
 
 def connect(folder: Path) -> MlflowClient:
@@ -63,12 +65,14 @@ def connect(folder: Path) -> MlflowClient:
     import mlflow
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri:
+    server = os.environ.get(SERVER)
+    if not server:
         folder.mkdir(parents=True, exist_ok=True)
-        uri = f"sqlite:///{(folder / 'mlflow.db').resolve().as_posix()}"
+    uri = server or f"sqlite:///{(folder / 'mlflow.db').resolve().as_posix()}"
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
+    if not server:
+        os.environ.pop(SERVER, None)  # the library sets it, and our own store would pass for a server from then on
     return mlflow.MlflowClient(uri, uri)
 
 
@@ -77,8 +81,7 @@ def ensure_experiment(client: MlflowClient, folder: Path) -> str:
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is not None:
         return found.experiment_id
-    local = "MLFLOW_TRACKING_URI" not in os.environ
-    location = (folder / "artifacts").resolve().as_uri() if local else None
+    location = None if SERVER in os.environ else (folder / "artifacts").resolve().as_uri()
     # the kind makes the web page open on training runs instead of its prompt tools
     return client.create_experiment(EXPERIMENT, location, {"mlflow.experimentKind": "custom_model_development"})
 

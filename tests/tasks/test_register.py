@@ -143,6 +143,12 @@ def test_the_life_of_a_champion(house: House) -> None:
     assert opponent is not None
     assert opponent.label == "soundstage-tiny-h3 version 1"
 
+    # everything lies in the store's own folder
+    assert (
+        client.get_experiment(experiment.experiment_id).artifact_location == (house.root / "mlflow/artifacts").as_uri()
+    )
+    assert tracking.SERVER not in os.environ
+
     # lineage and what the run shows
     version = client.get_model_version_by_alias("soundstage-tiny-h3", "champion")
     assert version.tags["previous_champion"] == "1"
