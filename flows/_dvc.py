@@ -121,12 +121,12 @@ def group(process: subprocess.Popen[bytes]) -> list[int]:
     return found
 
 
-def pieces(terminal: int) -> Iterator[tuple[str, bool]]:
+def pieces(terminal: int, read: Callable[[int, int], bytes] = os.read) -> Iterator[tuple[str, bool]]:
     """Text as a terminal shows it: whole lines (True) and pieces that a carriage return will overwrite (False)."""
     rest = b""
     while True:
         try:
-            chunk = os.read(terminal, 65536)
+            chunk = read(terminal, 65536)
         except OSError:  # Linux reports the end of a pseudo-terminal as an input error
             chunk = b""
         if not chunk:

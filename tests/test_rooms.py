@@ -63,7 +63,9 @@ def test_stage_uses_the_one_door(verb: str) -> None:
 
 
 def test_every_verb_has_a_section_and_a_file_and_there_are_no_others() -> None:
-    files = {path.stem for path in (ROOT / "tasks").glob("*.py") if re.search(r"^def run\(", path.read_text(), re.M)}
+    files = {
+        path.stem for path in (ROOT / "tasks").glob("*.py") if re.search(r"^def run\(", path.read_text(), re.MULTILINE)
+    }
     assert files == {*MAKERS, *PIPELINE, "launch"}
     assert {*MAKERS, *PIPELINE} <= set(params())
 
