@@ -1,0 +1,154 @@
+"""The one door: overrides, one clear line for every error, an exit status for each kind, and no heavy import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.records import DataRefused, Frozen, GateFailed
+from tasks.__main__ import load_section, main
+
+HEAVY = {
+    "torch",
+    "prefect",
+    "mlflow",
+    "pandas",
+    "lightning",
+    "diffusers",
+    "transformers",
+    "great_expectations",
+    "av",
+    "dvc",
+}
+
+
+class Settings(Frozen):
+    """Of a verb that only remembers."""
+
+    limit: int = 1
+    """A limit, items."""
+    inner: dict[str, Any] = {}
+    """Whatever else."""
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """`ingest` replaced by a verb that records its settings in `seen` and raises `error` where one is set."""
+    module = ModuleType("tasks.ingest", "Remember.\n\nsoundstage ingest limit=2\n")
+    module.Config, module.seen, module.error = Settings, [], None
+
+    def run(config: Settings) -> None:
+        module.seen.append(config)
+        if module.error:
+            raise module.error
+
+    module.run = run
+    monkeypatch.setitem(sys.modules, "tasks.ingest", module)
+    (tmp_path / "params.yaml").write_text("ingest: {limit: 3}\n")
+    monkeypatch.chdir(tmp_path)
+    return module
+
+
+def test_settings_come_from_the_section_and_overrides_go_before(verb: ModuleType) -> None:
+    assert main(["ingest"]) == 0
+    assert main(["ingest", "limit=5", "inner.a.b=[1, x]", "inner.c=a=b"]) == 0
+    assert verb.seen == [Settings(limit=3), Settings(limit=5, inner={"a": {"b": [1, "x"]}, "c": "a=b"})]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("limit = 3; at most 2"), 2),
+        (RuntimeError("no ffmpeg; install it"), 3),
+        (FileNotFoundError(2, "No such file", "clips.parquet"), 3),
+        (GateFailed("psnr_db 3 dB; limit gate.min = 4"), 4),
+        (DataRefused("60 % without caption; limit 20 %"), 5),
+    ],
+)
+def test_each_kind_of_error_has_its_line_and_status(
+    verb: ModuleType, capsys: pytest.CaptureFixture[str], error: Exception, status: int
+) -> None:
+    verb.error = error
+    assert main(["ingest"]) == status
+    assert capsys.readouterr().err == f"soundstage ingest: {error}\n"
+
+
+def test_programming_errors_are_not_hidden(verb: ModuleType) -> None:
+    verb.error = KeyError("a bug")
+    with pytest.raises(KeyError):
+        main(["ingest"])
+
+
+def test_traceback_only_with_debug(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    verb.error = RuntimeError("no ffmpeg")
+    assert main(["ingest", "--debug"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ingest", "limt=3"], "limt: Extra inputs are not permitted"),
+        (["ingest", "limit=many"], "limit: Input should be a valid integer"),
+        (["ingest", "easy"], "easy: too many positional arguments"),
+        (["ingest", "--params", "no.yaml"], "no.yaml does not exist"),
+        (["cut"], "params.yaml has no section `cut`"),
+        (["ingst"], "no verb 'ingst'; there are sample"),
+    ],
+)
+def test_bad_words_are_answered_in_one_line(
+    verb: ModuleType, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(words) == 2
+    line = capsys.readouterr().err
+    assert said in line
+    assert line.count("\n") == 1
+    assert not verb.seen
+
+
+def test_interrupt_says_that_running_again_goes_on(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    verb.error = KeyboardInterrupt()
+    assert main(["ingest"]) == 130
+    assert "run it again" in capsys.readouterr().err
+
+
+def test_help_shows_example_fields_sentences_and_defaults(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ingest", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "soundstage ingest limit=2" in text
+    assert "limit: A limit, items. (default 1)" in text
+
+
+def test_without_a_verb_the_verbs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert "generate" in capsys.readouterr().out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys, tasks.__main__ as door; door.main(['--help']); print(*sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not HEAVY & set(result.stdout.splitlines()[-1].split())
+
+
+keys = st.text("abcdefgh", min_size=1, max_size=5)
+values = st.one_of(st.integers(), st.booleans(), st.text("xyz =.:", max_size=8), st.lists(st.integers(), max_size=3))
+
+
+@given(st.lists(keys, min_size=1, max_size=4), values)
+def test_any_override_lands_at_its_place(tmp_path_factory: pytest.TempPathFactory, path: list[str], value: Any) -> None:
+    params = tmp_path_factory.mktemp("params") / "params.yaml"
+    params.write_text("cut: {}\n")
+    written = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
+    found: Any = load_section("cut", params, [f"{'.'.join(path)}={written}"])
+    for key in path:
+        found = found[key]
+    assert found == value

@@ -1,0 +1,124 @@
+"""What a run says at its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data.records import Comparison, MetricValue, Report
+from tasks.summary import Outcome, load_params, metrics_markdown, places, timing_table
+
+PARAMS = {
+    "evaluate": {"report": "store/report"},
+    "generate": {"generations": "store/generations"},
+    "register": {"registered": "store/registered.json"},
+}
+
+
+def test_timing_table_tells_skipped_and_failed_apart() -> None:
+    outcomes = [
+        Outcome(stage="cut", ran=True, seconds=12.34),
+        Outcome(stage="train@easy", ran=False, seconds=0),
+        Outcome(stage="gate", ran=True, seconds=1, status=4, error="too dark"),
+    ]
+    assert timing_table(outcomes).splitlines() == [
+        "  cut            12.3 s",
+        "  train@easy      0.0 s  unchanged",
+        "  gate            1.0 s  failed: too dark",
+    ]
+
+
+def test_places_name_only_what_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    before = places(PARAMS, tmp_path)
+    assert before.count("not made yet") == 2
+    assert "not registered yet" in before
+    for name in ("report/report.html", "generations/a/b.mp4"):
+        (tmp_path / "store" / name).parent.mkdir(parents=True)
+        (tmp_path / "store" / name).touch()
+    (tmp_path / "store/registered.json").write_text(json.dumps({"name": "soundstage-tiny-h3", "version": 2}))
+    after = places(PARAMS, tmp_path)
+    assert str(tmp_path / "store/report/report.html") in after
+    assert "(1 mp4 files)" in after
+    assert "soundstage-tiny-h3 version 2" in after
+    assert "sqlite:///data/store/mlflow/mlflow.db" in after
+
+
+def test_tracking_server_of_the_environment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    assert "http://tracking:5000" in places(PARAMS, tmp_path)
+
+
+def test_markdown_shows_intervals_coverage_and_why_a_metric_is_missing(
+    make_metric: Callable[..., MetricValue], make_comparison: Callable[..., Comparison]
+) -> None:
+    missing = make_metric(name="lse_d", value=None, reason="no face in any clip", num_items=0, num_attempted=8)
+    report = Report(
+        model="tiny-h3 + all",
+        checkpoint_sha256="a",
+        base_sha256="b",
+        seed=0,
+        metrics=(make_metric(), missing),
+        comparisons=(make_comparison(),),
+        per_clip=(),
+    )
+    lines = metrics_markdown(report, Path("/store/report.html")).splitlines()
+    assert "[/store/report.html](file:///store/report.html)" in lines[2]
+    rows = [line for line in lines if line.startswith(("| psnr_db", "| lse_d"))]
+    assert rows == [
+        "| psnr_db | new: tuned/fl2va − base/fl2va | +3 dB | 2 … 4 | 8 | better |",
+        "| psnr_db | tuned/fl2va | new | 20 dB | 19 … 21 | 8 of 8 |",
+        "| lse_d | tuned/fl2va | new | missing: no face in any clip |  | 0 of 8 |",
+    ]
+
+
+@pytest.fixture
+def make_metric() -> Callable[..., MetricValue]:
+    def make(**fields: object) -> MetricValue:
+        ordinary = {
+            "name": "psnr_db",
+            "subset": "tuned/fl2va",
+            "group": "new",
+            "unit": "dB",
+            "value": 20.0,
+            "low": 19.0,
+            "high": 21.0,
+            "num_items": 8,
+            "num_attempted": 8,
+            "higher_is_better": True,
+            "convention": "RGB",
+        }
+        return MetricValue.model_validate(
+            ordinary | ({"low": None, "high": None} if "reason" in fields else {}) | fields
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_comparison() -> Callable[..., Comparison]:
+    def make(**fields: object) -> Comparison:
+        ordinary = {
+            "name": "psnr_db",
+            "left": "tuned/fl2va",
+            "right": "base/fl2va",
+            "group": "new",
+            "unit": "dB",
+            "difference": 3.0,
+            "low": 2.0,
+            "high": 4.0,
+            "num_items": 8,
+            "num_sources": 8,
+            "better": True,
+        }
+        return Comparison.model_validate(ordinary | fields)
+
+    return make
+
+
+def test_settings_are_asked_for_from_the_checkout(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="run from the checkout"):
+        load_params(tmp_path / "params.yaml")
