@@ -89,7 +89,8 @@ def test_stage_depends_on_every_file_its_verb_imports(verb: str) -> None:
     files = {path for module in modules if (path := module_file(module)).stat().st_size}
     listed = {ROOT / dep for dep in stage_body(verb)["deps"] if dep.endswith(".py")}
     assert files - listed == set(), "missing in dvc.yaml"
-    assert listed - files <= {ROOT / "metrics/pesq_child.py"}, "in dvc.yaml, not imported"  # run as a process
+    others = {ROOT / "metrics/pesq_child.py", ROOT / "mlflow/pyfunc_model.py"}  # run as a process, stored as a model
+    assert listed - files <= others, "in dvc.yaml, not imported"
 
 
 def module_file(module: str) -> Path:
