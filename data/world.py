@@ -25,6 +25,8 @@ SIMULATION_RATE = 960
 """Physics steps a second: an event is placed to 1.04 ms."""
 FLOOR = 0.82
 """Where the floor begins, as a share of the height."""
+SCALE_HZ = (220.0, 330.0, 440.0, 550.0, 660.0, 880.0, 1100.0, 1320.0)
+"""Every partial of the world."""
 SYLLABLE_S = 0.2
 """How long a mouth is open, s."""
 GAIN = 0.4
@@ -46,8 +48,8 @@ class Style(NamedTuple):
     """How fast a ringing tone dies, nepers a second."""
 
 
-# The halves share a scale (multiples of 110 Hz), so that a sound autoencoder trained on one can carry the other, but no
-# sound: which partials sound together, and how they swell and die, is each half's own.
+# The halves share a scale, so that one sound autoencoder can carry both, but no sound: which partials sound together,
+# and how they die, is each half's own.
 STYLES: dict[Half, Style] = {
     "base": Style(
         shapes=("ball",),
@@ -103,10 +105,14 @@ def scene(
     size_px: int,
     sample_rate_hz: int,
     kind: Kind | None = None,
+    style: Style | None = None,
 ) -> Scene:
-    """Render one scene: seed and half decide everything, the rates only sample it."""
+    """Render one scene: seed and half decide everything, the rates only sample it.
+
+    `style` lets the same things sound or look otherwise, for augmentation.
+    """
     random = np.random.default_rng([seed, 0 if half == "base" else 1])
-    style = STYLES[half]
+    style = style or STYLES[half]
     chosen = kind or KINDS[int(random.integers(len(KINDS)))]
     colours = [str(name) for name in random.permutation(list(style.colours))[:2]]
     shape = str(random.choice(list(style.shapes)))
@@ -132,6 +138,21 @@ def scene(
     drawn = "face" if chosen == "speak" else shape
     frames = render(bodies, events, times, drawn, painted, style.places[place], size_px)
     return Scene(frames, waveform, caption, chosen)
+
+
+def revoiced(style: Style, random: np.random.Generator) -> Style:
+    """The same style with chords and decays drawn from the whole scale."""
+
+    def voice(sounds: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+        chords = {name: random.permutation(SCALE_HZ)[: int(random.integers(2, 4))] for name in sounds}
+        return {name: tuple(float(hertz) for hertz in chord) for name, chord in chords.items()}
+
+    return style._replace(
+        tones=voice(style.tones),
+        knocks=voice(style.knocks),
+        voices=voice(style.voices),
+        decay=float(random.uniform(5.0, 14.0)),
+    )
 
 
 def move(random: np.random.Generator, num_bodies: int, duration_s: float) -> Bodies:

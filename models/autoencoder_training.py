@@ -1,21 +1,22 @@
 """Train the picture and sound autoencoders of tiny-h3 on the base half of the sample world.
 
 Fine-tuning later shows them the other half, so base scenes are augmented: colours turned, straight edges pasted in,
-sounds made louder and softer. Letters: B batch, C channels, F frames, H height, W width, T samples.
+chords drawn anew, sounds made louder and softer. Letters: B batch, C channels, F frames, H height, W width, T samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
 
-from data.world import Half, scene
+from data.world import STYLES, Half, revoiced, scene
 
 PIXEL_MEAN, PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, which the released picture autoencoder expects."""
@@ -29,6 +30,16 @@ class Pool(NamedTuple):
     video_NCFHW: Tensor
     """0–1."""
     audio_NCT: Tensor
+
+
+def make_sounds(num_scenes: int, first_seed: int, num_frames: int, sample_rate_hz: int) -> Tensor:
+    """Sounds of base scenes, chords drawn anew for each: an autoencoder must carry any sound of the world (N, 2, T)."""
+    sounds: list[Tensor] = []
+    for index in range(num_scenes):
+        style = revoiced(STYLES["base"], np.random.default_rng([first_seed, index]))
+        seen = scene("base", first_seed + index, num_frames / 24, 24, 8, sample_rate_hz, style=style)
+        sounds.append(torch.from_numpy(seen.waveform_CT))
+    return torch.stack(sounds)
 
 
 def make_pool(
@@ -69,7 +80,8 @@ def paste_edges(video_BCFHW: Tensor, generator: torch.Generator) -> Tensor:
         )
         cover = (side / 2 - distance + 0.5).clamp(0, 1)
         for frame in range(num_frames):
-            y, x = (((start + (velocity - 0.5) * frame / 20) % 1) * (size - side)).long().tolist()
+            corner = ((start + (velocity - 0.5) * frame / 20) % 1) * (size - side)
+            y, x = cast(list[int], corner.long().tolist())
             window = pasted[index, :, frame, y : y + side, x : x + side]
             pasted[index, :, frame, y : y + side, x : x + side] = window * (1 - cover) + colour * cover
     return pasted
@@ -113,12 +125,12 @@ def spectral_distance(left_BT: Tensor, right_BT: Tensor) -> Tensor:
     return total / 2
 
 
-def sound_loss(vae: Any, pool: Pool, generator: torch.Generator, batch_size: int) -> Tensor:
+def sound_loss(vae: Any, audio_NCT: Tensor, generator: torch.Generator, batch_size: int) -> Tensor:
     """Waveform and spectral error over quarter-second excerpts that are not silent, plus a pull on the posterior."""
-    index = torch.randint(len(pool.audio_NCT), (batch_size,), generator=generator)
+    index = torch.randint(len(audio_NCT), (batch_size,), generator=generator)
     length = 10 * vae.hop_length
     excerpts: list[Tensor] = []
-    for sound in pool.audio_NCT[index]:
+    for sound in audio_NCT[index]:
         loud = (sound.abs().sum(0) > 0.02).nonzero()[:, 0]
         centre = int(loud[torch.randint(len(loud), (), generator=generator)]) if len(loud) else 0
         start = max(0, min(centre - int(torch.randint(length, (), generator=generator)), sound.shape[-1] - length))

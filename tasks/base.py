@@ -1,13 +1,13 @@
 """Train the tiny base model from nothing, on the base half of the sample world only.
 
-example: soundstage base transformer.num_steps=200 picture_steps=[50] sound_steps=[50] output=/tmp/tiny-h3
+example: soundstage base transformer.num_steps=200 picture_steps=[50,50] sound_steps=[50,50] output=/tmp/tiny-h3
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
@@ -15,7 +15,12 @@ from data.files import remove, sha256, whole, write_text
 from data.records import ClipShape, Frozen, Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Generator, Tensor
+
     from data.latents import Arrays
+    from models.families import Frames
 
 HELD_OUT_SEED, AUTOENCODER_SEED, TRANSFORMER_SEED = 900, 1000, 20_000
 """First scene seeds of disjoint ranges: measured on, autoencoders trained on, transformer trained on."""
@@ -32,10 +37,10 @@ class Config(Frozen):
     """Decides initial weights, batches and noise."""
     num_scenes: int = Field(default=256, gt=0)
     """Scenes the autoencoders are trained on, rendered in memory."""
-    picture_steps: tuple[int, ...] = (1800, 1400)
-    """Optimiser updates of the picture autoencoder, 4 clips each; one cosine cycle after the other."""
-    sound_steps: tuple[int, ...] = (1700,)
-    """Optimiser updates of the sound autoencoder, 12 quarter-seconds each; likewise."""
+    picture_steps: tuple[int, int] = (1800, 1400)
+    """Optimiser updates of the picture autoencoder, 4 clips each, in two cosine cycles."""
+    sound_steps: tuple[int, int] = (1700, 1100)
+    """Optimiser updates of the sound autoencoder, 12 quarter-seconds each: sounds as they are, then other chords."""
     num_clips: int = Field(default=512, gt=0)
     """Clips the transformer is trained on."""
     transformer: Stage
@@ -85,21 +90,34 @@ def train_autoencoders(config: Config, work: Path) -> dict[str, Any]:
     parts = tiny_h3.build(config.seed)
     shape = config.shape
     pool = training.make_pool(config.num_scenes, AUTOENCODER_SEED, shape.num_frames, shape.height, shape.sample_rate_hz)
-    plan = {
-        "vae": (lambda g: training.picture_loss(parts["vae"], pool, g, 4), config.picture_steps, 2e-3),
-        "audio_vae": (lambda g: training.sound_loss(parts["audio_vae"], pool, g, 6), config.sound_steps, 3e-3),
+    chords = training.make_sounds(2 * config.num_scenes, AUTOENCODER_SEED, shape.num_frames, shape.sample_rate_hz)
+
+    def picture(generator: Generator) -> Tensor:
+        return training.picture_loss(parts["vae"], pool, generator, 4)
+
+    def sounds_as_they_are(generator: Generator) -> Tensor:
+        return training.sound_loss(parts["audio_vae"], pool.audio_NCT, generator, 6)
+
+    def other_chords(generator: Generator) -> Tensor:
+        return training.sound_loss(parts["audio_vae"], chords, generator, 6)
+
+    plan: dict[str, list[tuple[Callable[[Generator], Tensor], int, float]]] = {
+        "vae": list(zip((picture, picture), config.picture_steps, (2e-3, 1.5e-3), strict=True)),
+        "audio_vae": list(zip((sounds_as_they_are, other_chords), config.sound_steps, (3e-3, 3e-3), strict=True)),
     }
-    for name, (loss_of, cycles, learning_rate) in plan.items():
-        for cycle, num_steps in enumerate(cycles):
-            folder = work / "-".join([name, *(str(steps) for steps in cycles[: cycle + 1])])
+    for name, cycles in plan.items():
+        done = [name]
+        for cycle, (loss_of, num_steps, learning_rate) in enumerate(cycles):
+            done.append(str(num_steps))
+            folder = work / "-".join(done)
             if folder.is_dir():
-                parts[name] = type(parts[name]).from_pretrained(folder).eval()
+                parts[name] = cast(Any, type(parts[name])).from_pretrained(folder).eval()
                 continue
-            training.train(parts[name], loss_of, num_steps, learning_rate * 0.75**cycle, config.seed + 1 + cycle)
+            training.train(parts[name], loss_of, num_steps, learning_rate, config.seed + 1 + cycle)
             with whole(folder) as temporary:
                 parts[name].save_pretrained(temporary)
         with torch.no_grad():
-            sounds = pool.audio_NCT[:32].flatten(0, 1)[:, None]
+            sounds = chords[:64].flatten(0, 1)[:, None]
             pixels = training.normalise_pixels(pool.video_NCFHW[:32])
             encoded = parts[name].encode(pixels if name == "vae" else sounds).latent_dist.mode()
         training.set_latent_statistics(parts[name], [encoded])
@@ -154,13 +172,14 @@ def encode_world(config: Config, model: Path, latents: Path) -> None:
         write_index(temporary, rows, fingerprint_of(parts), parts)
 
 
-def shrink(frames_FHWC: Any) -> Any:
+def shrink(frames_FHWC: Frames) -> Frames:
     """Frames at a third of their size, by area, as files are resized."""
     import cv2
     import numpy as np
 
     size = frames_FHWC.shape[1] // 3
-    return np.stack([cv2.resize(frame, (size, size), interpolation=cv2.INTER_AREA) for frame in frames_FHWC])
+    shrunk = [cv2.resize(frame, (size, size), interpolation=cv2.INTER_AREA) for frame in frames_FHWC]
+    return np.stack(shrunk).astype(np.uint8, copy=False)
 
 
 def train_transformer(config: Config, model: Path, latents: Path, work: Path) -> None:
