@@ -99,22 +99,17 @@ def write_media(
         raise ValueError(f"{path.name}: no frames to write")
     if video_codec == "libx264" and pixel_format.startswith("yuv420") and (first.shape[0] % 2 or first.shape[1] % 2):
         raise ValueError(f"{path.name}: {first.shape[1]}x{first.shape[0]} px; 4:2:0 H.264 needs even sides")
-    options = (
-        {"fflags": "+bitexact", "movflags": "+faststart"} if container in {"mp4", "mov"} else {"fflags": "+bitexact"}
-    )
+    options = {"fflags": "+bitexact", **({"movflags": "+faststart"} if container in {"mp4", "mov"} else {})}
     waveform, rate = (None, 0) if waveform_CT is None else _written_sound(waveform_CT, sample_rate_hz, audio_codec)
     if container in {"mp4", "mov"} and rate:
         options["movie_timescale"] = str(rate)  # edit lists then end on a sample, not on a millisecond
     with av.open(str(path), "w", format=container, options=options) as output:
         tick = Fraction(1, 90000) if frame_times else 1 / Fraction(frame_rate)
         video = _video_stream(output, first, Fraction(frame_rate), tick, video_codec, pixel_format, crf)
-        audio = (
-            None
-            if waveform is None
-            else _audio_stream(
-                output, waveform, rate, audio_codec, layout, audio_bits_per_s or BITS_PER_S[audio_codec], path.name
-            )
-        )
+        audio = None
+        if waveform is not None:
+            bits = audio_bits_per_s or BITS_PER_S[audio_codec]
+            audio = _audio_stream(output, waveform, rate, audio_codec, layout, bits, path.name)
         output.start_encoding()
         ticks = [round(time / tick) for time in frame_times] if frame_times else None
         shown = _video_frames(
