@@ -27,7 +27,7 @@ Waveform = NDArray[np.floating]
 Mode = Literal["nb", "wb"]
 
 SILENCE_DB = -120.0
-"""Level of digital silence, dB full scale; below the 24-bit floor."""
+"""Level of digital silence, dB full scale: far below the 16-bit floor, and what clips record."""
 SILENT_BELOW_DB = -70.0
 """Quieter than this is called silent: near the 12-bit floor, unheard beside any ordinary sound."""
 WINDOW_S, HOP_S = 0.032, 0.008

@@ -84,7 +84,7 @@ class Config(Frozen):
     kept_group: str = "base"
     """Group the base model knew already: the page shows what of it was forgotten."""
     num_shown: int = Field(default=8, ge=0)
-    """Clips with videos on the page, about 150 kB each at the tiny size."""
+    """Clips with videos on the page; each has four inside it, up to 90 kB a video at the tiny size."""
     num_workers: int = Field(default=2, ge=1, le=2)
     """1 generates in this process; 2 with one process a model. The result does not depend on it."""
     max_generation_s: float = Field(default=36000, gt=0)
