@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
+arrow = cast(Any, pa)
+"""A compiled library without a single type."""
 Record = TypeVar("Record", bound=BaseModel)
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole(path: Path) -> Generator[Path]:
     """A temporary path (file or folder, caller's choice) that becomes `path` only if the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
@@ -94,9 +96,9 @@ def sha256(path: Path) -> str:
 
 def write_records(path: Path, records: Sequence[BaseModel], kind: type[BaseModel]) -> None:
     """Write records as Parquet, columns in the order of `kind`, also when there are none."""
-    table = pa.Table.from_pylist([record.model_dump() for record in records], schema=schema_of(kind))
+    table = arrow.Table.from_pylist([record.model_dump() for record in records], schema=schema_of(kind))
     with whole(path) as temporary:
-        pq.write_table(table, temporary)  # pyright: ignore[reportUnknownMemberType]
+        pq.write_table(table, temporary)
 
 
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
@@ -105,16 +107,16 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
     Raises:
         ValueError: a column is missing or unknown; the message names file and column.
     """
-    rows = cast(list[dict[str, Any]], pq.read_table(path).to_pylist())  # pyright: ignore[reportUnknownMemberType]
+    rows = cast(list[dict[str, Any]], cast(Any, pq.read_table(path)).to_pylist())
     return [kind.model_validate(row) for row in rows]
 
 
-def schema_of(kind: type[BaseModel]) -> pa.Schema:
+def schema_of(kind: type[BaseModel]) -> Any:
     """Arrow schema of a flat record: str, int, float and bool fields, optional or not."""
-    arrow = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-    fields: list[pa.Field[Any]] = []
+    columns = {"str": arrow.string(), "int": arrow.int64(), "float": arrow.float64(), "bool": arrow.bool_()}
+    fields: list[Any] = []
     for name, field in kind.model_fields.items():
         text = str(field.annotation)
-        known = next((value for key, value in arrow.items() if key in text), pa.string())
-        fields.append(pa.field(name, known))
-    return pa.schema(fields, metadata={"record": kind.__name__, "version": "1"})
+        known = next((value for key, value in columns.items() if key in text), arrow.string())
+        fields.append(arrow.field(name, known))
+    return arrow.schema(fields, metadata={"record": kind.__name__, "version": "1"})

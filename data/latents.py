@@ -9,12 +9,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from data.files import read_records, sha256, whole, write_records, write_text
 from data.records import Frozen
@@ -53,7 +53,7 @@ def write_shard(path: Path, clips: Mapping[str, Arrays]) -> None:
         for name, array in arrays.items()
     }
     with whole(path) as temporary:
-        save_file(flat, temporary)
+        safetensors.numpy.save_file(flat, temporary)
 
 
 def write_index(store: Path, rows: list[LatentRow], fingerprint: str, parts: Mapping[str, object]) -> None:
@@ -85,4 +85,4 @@ class LatentStore:
 
     def read(self, clip_id: str, name: str) -> NDArray[Any]:
         """One array of one clip, e.g. `video`, `audio`, `text.fl2va`."""
-        return self._shards[self.rows[clip_id].shard].get_tensor(f"{clip_id}/{name}")
+        return cast(NDArray[Any], self._shards[self.rows[clip_id].shard].get_tensor(f"{clip_id}/{name}"))

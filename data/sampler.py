@@ -71,7 +71,7 @@ class Sampler:
         size = self._stage.batch_size
         batches: list[tuple[str, ...]] = []
         for clips in self._new.values():
-            deck = [clips[index] for index in random.permutation(len(clips))]
+            deck: list[str] = [clips[index] for index in random.permutation(len(clips))]
             batches += [
                 tuple(deck[(start + place) % len(deck)] for place in range(size)) for start in range(0, len(deck), size)
             ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+import peft
+import safetensors.torch
 import torch
-from peft import LoraConfig, get_peft_model_state_dict
-from safetensors.torch import save_file
 
 from models.families import Family
 
@@ -18,7 +18,7 @@ def add(family: Family, rank: int, seed: int) -> None:
     """Freeze the transformer and put trainable adapters of `rank` on the family's targets; alpha equals rank."""
     torch.manual_seed(seed)
     family.transformer.requires_grad_(requires_grad=False)
-    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=family.lora_targets)
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=family.lora_targets)
     cast(Any, family.transformer).add_adapter(config, adapter_name=NAME)
 
 
@@ -27,8 +27,9 @@ def save(family: Family, path: Path, metadata: dict[str, str]) -> None:
 
     Alpha is not stored by the format and is taken as the rank on loading, which is why `add` never sets another.
     """
-    state = get_peft_model_state_dict(cast(Any, family.transformer), adapter_name=NAME)
-    save_file({f"transformer.{key}": value.contiguous() for key, value in state.items()}, path, metadata=metadata)
+    state = peft.get_peft_model_state_dict(cast(Any, family.transformer), adapter_name=NAME)
+    tensors = {f"transformer.{key}": value.contiguous() for key, value in state.items()}
+    safetensors.torch.save_file(tensors, path, metadata=metadata)
 
 
 def merge(family: Family) -> None:

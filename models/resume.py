@@ -36,7 +36,7 @@ class States(lightning.Callback):
         """How many steps a state has behind it."""
         return int(state.stem.removeprefix("step-"))
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 # Lightning's signature
         """Save when due. The last step needs none: the checkpoint follows at once."""
         if trainer.global_step % self._every == 0 and trainer.global_step < trainer.max_steps:
             self._save(trainer)

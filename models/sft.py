@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import lightning
 import numpy as np
@@ -75,8 +75,13 @@ def loader(sampler: Sampler, store: LatentStore, first_step: int, num_steps: int
         Steps(sampler, store),
         sampler=Remaining(first_step, num_steps),
         batch_size=None,
-        collate_fn=lambda item: cast(Any, item),
+        collate_fn=unchanged,
     )
+
+
+def unchanged(batch: Any) -> Any:
+    """The batch itself: it was stacked when it was read."""
+    return batch
 
 
 def learning_rate_factor(step: int, stage: Stage) -> float:

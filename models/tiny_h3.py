@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers import (
@@ -20,7 +20,7 @@ from diffusers import (
 )
 from tokenizers import pre_tokenizers
 from transformers import (
-    Qwen2TokenizerFast,
+    Qwen2Tokenizer,
     Qwen2VLImageProcessor,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
@@ -98,14 +98,14 @@ def captions_of_the_world() -> list[str]:
     return sentences
 
 
-def build_tokenizer() -> Qwen2TokenizerFast:
+def build_tokenizer() -> Qwen2Tokenizer:
     """Byte-level, with whole-word merges for the sample world: captions of one kind are equally long.
 
     Equal length matters because a micro-batch of H3 shares one packed layout, text rows included.
     """
     specials = ["<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>", "<d>", "</d>"]
     alphabet = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    blank = Qwen2TokenizerFast(
+    blank = Qwen2Tokenizer(
         vocab=alphabet,
         merges=[],
         additional_special_tokens=specials,
@@ -113,10 +113,10 @@ def build_tokenizer() -> Qwen2TokenizerFast:
         pad_token="<|endoftext|>",
         unk_token="<|endoftext|>",
     )
-    return blank.train_new_from_iterator(captions_of_the_world(), vocab_size=640)
+    return cast(Any, blank).train_new_from_iterator(captions_of_the_world(), vocab_size=640)
 
 
-def build_conditioner(tokenizer: Qwen2TokenizerFast) -> Qwen3VLForConditionalGeneration:
+def build_conditioner(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
     """A Qwen3-VL with random, frozen weights: enough to tell captions apart, as its outputs differ by caption."""
     text = {
         "vocab_size": len(tokenizer),
@@ -143,19 +143,18 @@ def build_conditioner(tokenizer: Qwen2TokenizerFast) -> Qwen3VLForConditionalGen
         "num_position_embeddings": 16,
         "deepstack_visual_indexes": [0, 1],
     }
-    tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
-    config = Qwen3VLConfig(
-        text_config=text,
-        vision_config=vision,
-        tie_word_embeddings=False,
-        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-        **{f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()},
-    )
+    tokens = {
+        "image_token_id": "<|image_pad|>",
+        "video_token_id": "<|video_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+    }
+    identifiers: dict[str, Any] = {name: tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()}
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **identifiers)
     return Qwen3VLForConditionalGeneration(config).eval()
 
 
-def build_processor(tokenizer: Qwen2TokenizerFast) -> Qwen3VLProcessor:
+def build_processor(tokenizer: Qwen2Tokenizer) -> Qwen3VLProcessor:
     """Puts keyframes in front of the conditioner at 32–64 px."""
     common: dict[str, Any] = {
         "patch_size": 16,
@@ -185,7 +184,7 @@ def build_picture_autoencoder() -> AutoencoderKLMiniMaxH3:
         latents_mean=(0.0,) * LATENT_CHANNELS,
         latents_std=(1.0,) * LATENT_CHANNELS,
     )
-    for block in result.decoder.transformer_blocks:
+    for block in cast(Any, result.decoder).transformer_blocks:
         # The released initial layer scale is tuned for 36 layers; three layers need larger steps to learn at all.
         block.scale1.data.fill_(0.5)
         block.scale2.data.fill_(0.5)

@@ -178,8 +178,8 @@ def shrink(frames_FHWC: Frames) -> Frames:
     import numpy as np
 
     size = frames_FHWC.shape[1] // 3
-    shrunk = [cv2.resize(frame, (size, size), interpolation=cv2.INTER_AREA) for frame in frames_FHWC]
-    return np.stack(shrunk).astype(np.uint8, copy=False)
+    resize = cast("Callable[..., Frames]", cv2.resize)
+    return np.stack([resize(frame, (size, size), interpolation=cv2.INTER_AREA) for frame in frames_FHWC])
 
 
 def train_transformer(config: Config, model: Path, latents: Path, work: Path) -> None:

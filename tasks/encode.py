@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import Field
 from tqdm import tqdm
@@ -160,10 +160,10 @@ def index_rows(shard: Path, name: str, members: list[tuple[str, Clip]]) -> list[
     from data.latents import LatentRow
 
     rows: list[LatentRow] = []
-    with safe_open(shard, framework="numpy") as tensors:
+    with cast(Any, safe_open(shard, framework="numpy")) as tensors:
         for split, clip in members:
-            keys = {key.split("/")[1] for key in tensors.keys() if key.startswith(f"{clip.clip_id}/")}  # noqa: SIM118
-            modes = sorted(key.removeprefix("text.") for key in keys if key.startswith("text."))
+            texts = f"{clip.clip_id}/text."
+            modes = sorted(key.removeprefix(texts) for key in cast(list[str], tensors.keys()) if key.startswith(texts))
             shapes = [tensors.get_slice(f"{clip.clip_id}/{part}").get_shape() for part in ("video", "audio")]
             lengths = [tensors.get_slice(f"{clip.clip_id}/text.{mode}").get_shape()[0] for mode in modes]
             layout = "x".join(str(size) for size in (*shapes[0][1:], shapes[1][-1], *lengths))

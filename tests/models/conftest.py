@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.latents import LatentRow, write_index, write_shard
+from data.latents import Arrays, LatentRow, write_index, write_shard
 from data.records import ClipShape
 from data.world import scene
 from models import tiny_h3
@@ -40,7 +40,8 @@ def store_folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips: four of one kind (one layout), two of another; the last has no sound."""
     folder = tmp_path_factory.mktemp("store")
     family = load_family(base)
-    clips, rows = {}, []
+    clips: dict[str, Arrays] = {}
+    rows: list[LatentRow] = []
     for index in range(6):
         kind = "bounce" if index < 4 else "speak"
         seen = scene("base", index, 22 / 24, 24, 16, 8000, kind)

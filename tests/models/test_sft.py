@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
-from safetensors.torch import load_file
 
 from data.files import sha256
 from data.latents import LatentStore
@@ -96,7 +96,8 @@ def test_checkpoints_load_as_what_was_trained(base: Path, store_folder: Path, tm
     if method == "lora":
         assert changed
         assert all("transformer_blocks" in key for key in changed)
-        assert any("lora_A" in key for key in load_file(tmp_path / "checkpoint" / "pytorch_lora_weights.safetensors"))
+        adapter = safetensors.torch.load_file(tmp_path / "checkpoint" / "pytorch_lora_weights.safetensors")
+        assert any("lora_A" in key for key in adapter)
     else:
         assert len(changed) > 0.9 * len(left)
 
