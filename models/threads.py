@@ -1,8 +1,10 @@
-"""Exactness on a CPU: one thread, deterministic kernels."""
+"""How the libraries behave here: one thread, deterministic kernels, no chatter."""
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 
 import torch
 
@@ -15,3 +17,24 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def quiet_libraries() -> None:
+    """Keep the libraries' own bars, tips and deprecations off the terminal; their errors still come through."""
+    import diffusers
+    import transformers
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for pattern in (
+        ".*weight_norm.*",  # the released sound autoencoder is built with it
+        ".*Unexpected input.*",  # not every H3 workflow takes every argument
+        ".*treespec.*",
+        ".*does not have many workers.*",  # batches are read from memory maps
+        ".*checkpoint that ended before the epoch.*",  # ours restarts at the step, see `Remaining`
+    ):
+        warnings.filterwarnings("ignore", message=pattern)

@@ -68,10 +68,21 @@ def draw(planned: Sequence[Planned], path: Path) -> None:
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     left, right = cast("tuple[Any, Any]", figure.subplots(1, 2))
-    for group in sorted({row.group for row in planned}):
-        rows = [row for row in planned if row.group == group]
-        left.hist([row.difficulty for row in rows], bins=[x / 10 for x in range(11)], alpha=0.6, label=group or "—")
-        right.scatter([row.tokens for row in rows], [row.motion for row in rows], s=9, alpha=0.6, label=group or "—")
+    groups = sorted({row.group for row in planned})
+    members = [[row for row in planned if row.group == group] for group in groups]
+    colours = ["#0e8a7b", "#7a5bc7", "#e0a030", "#c2542d", "#5f6b7d"]
+    left.hist(
+        [[row.difficulty for row in rows] for rows in members],
+        bins=[tenth / 10 for tenth in range(11)],
+        stacked=True,
+        color=[colours[index % len(colours)] for index in range(len(groups))],
+        label=[group or "(no group)" for group in groups],
+    )
+    for index, rows in enumerate(members):
+        ink = colours[index % len(colours)]
+        right.scatter([row.tokens for row in rows], [row.motion for row in rows], s=10, alpha=0.7, color=ink)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
     left.set(xlabel="difficulty (rank)", ylabel="training clips")
     right.set(xlabel="sequence length (rank)", ylabel="motion (rank)")
     left.legend(frameon=False)

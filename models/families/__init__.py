@@ -13,6 +13,7 @@ from torch import Tensor
 
 from data.records import ClipShape
 from models.flow_matching import Draw
+from models.threads import quiet_libraries
 
 Frames = NDArray[np.uint8]
 Waveform = NDArray[np.float32]
@@ -106,6 +107,7 @@ def load_family(base: Path, *, device: str = "cpu") -> Family:
         RuntimeError: there is no model in `base`.
         ValueError: the model belongs to no known family.
     """
+    quiet_libraries()
     index = base / "modular_model_index.json"
     if not index.is_file():
         raise RuntimeError(f"no model in {base} (no modular_model_index.json); set `base` to a diffusers folder")
