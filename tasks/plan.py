@@ -85,6 +85,6 @@ def draw(planned: Sequence[Planned], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     left.set(xlabel="difficulty (rank)", ylabel="training clips")
     right.set(xlabel="sequence length (rank)", ylabel="motion (rank)")
-    left.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=len(groups), frameon=False)
     with whole(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
