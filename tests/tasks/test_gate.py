@@ -126,3 +126,19 @@ def test_without_a_store_there_is_no_champion(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert find_opponent(tmp_path / "mlflow", "m", "a" * 64) is None
     assert not (tmp_path / "mlflow").exists()
+
+
+def test_a_negative_gap_asks_for_no_more_than_it_says(make_report: Maker) -> None:
+    report = make_report()
+    ignoring = [
+        pair.model_copy(update={"difference": -0.2, "low": -0.7, "high": 0.3})
+        if pair.right == "tuned/fl2va_swapped"
+        else pair
+        for pair in report.comparisons
+    ]
+    report = report.model_copy(update={"comparisons": tuple(ignoring)})
+    title = "psnr_db of right against swapped keyframes on all"
+    assert [
+        title in failed(limit_checks(Config(report=Path(), verdict=Path(), min_right_swapped_gap_db=gap_db), report))
+        for gap_db in (0.0, -0.5, -1.0)
+    ] == [True, True, False]
