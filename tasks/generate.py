@@ -57,6 +57,8 @@ class Config(Frozen):
     """Decides the noise; same seed, same bytes."""
     num_inference_steps: int = Field(default=20, ge=2)
     """Points of the noise schedule; 20 points are 19 evaluations."""
+    learned_group: str = "new"
+    """Group whose held-out clips are demonstrated on first."""
     prompt: str | None = None
     """What to generate; null demonstrates every conditioning mode on held-out clips."""
     first_frame: Path | None = None
@@ -126,7 +128,7 @@ def demonstrations(config: Config) -> list[tuple[Request, list[Frames | None]]]:
     from data.media import read_clip
 
     clips = sorted(
-        read_records(config.splits / "test.parquet", Clip), key=lambda clip: (clip.group != "new", clip.clip_id)
+        read_records(config.splits / "test.parquet", Clip), key=lambda clip: (clip.group != config.learned_group, clip.clip_id)
     )
     if not clips:
         raise RuntimeError(f"no clip in {config.splits / 'test.parquet'}; pass prompt=… or run `soundstage split`")
