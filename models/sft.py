@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import Sampler as TorchSampler
+from tqdm import tqdm
 
 from data.latents import LatentStore
 from data.records import Stage
@@ -124,7 +125,6 @@ class SupervisedFineTuning(lightning.LightningModule):
                 "learning_rate": self.stage.learning_rate * learning_rate_factor(drawn.step, self.stage),
             }
         )
-        self.log_dict({"video": video.detach(), "audio": audio.detach()}, prog_bar=True, logger=False)
         return loss
 
     def configure_optimizers(self) -> Any:
@@ -141,3 +141,21 @@ class SupervisedFineTuning(lightning.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the loss curve up where the state was saved."""
         self.curve = list(checkpoint["curve"])
+
+
+class Bar(lightning.Callback):
+    """A progress bar over the whole stage, with the mean losses of the last steps."""
+
+    def __init__(self, title: str, first_step: int, num_steps: int) -> None:
+        self._bar = tqdm(desc=title, initial=first_step, total=num_steps, unit="step", disable=None)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:  # noqa: ARG002 # Lightning's signature
+        """Move on by one step."""
+        recent = cast(SupervisedFineTuning, pl_module).curve[-50:]
+        means = {name: sum(float(row[f"loss_{name}"]) for row in recent) / len(recent) for name in ("video", "audio")}
+        self._bar.set_postfix({name: f"{mean:.3f}" for name, mean in means.items()}, refresh=False)
+        self._bar.update()
+
+    def on_train_end(self, *_: Any) -> None:
+        """Leave the finished bar on its line."""
+        self._bar.close()

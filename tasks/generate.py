@@ -59,7 +59,7 @@ class Config(Frozen):
     """Points of the noise schedule; 20 points are 19 evaluations."""
     learned_group: str = "new"
     """Group whose held-out clips are demonstrated on first."""
-    prompt: str | None = None
+    prompt: str | None = Field(default=None, min_length=1)
     """What to generate; null demonstrates every conditioning mode on held-out clips."""
     first_frame: Path | None = None
     """Image that the video starts with."""
@@ -69,6 +69,15 @@ class Config(Frozen):
     """Folder for the result of `prompt`; default `data/store/work/generate`, so that a trial never touches a tracked folder."""
     accelerator: str = "cpu"
     """Torch device, e.g. `cuda`."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Config:
+        given = [name for name in ("first_frame", "last_frame", "output") if getattr(self, name) is not None]
+        if given and self.prompt is None:
+            raise ValueError(f"{' and '.join(given)} without a prompt; set prompt too")
+        if self.last_frame is not None and self.first_frame is None:
+            raise ValueError("last_frame needs first_frame")
+        return self
 
 
 def run(config: Config) -> list[Path]:
@@ -128,7 +137,8 @@ def demonstrations(config: Config) -> list[tuple[Request, list[Frames | None]]]:
     from data.media import read_clip
 
     clips = sorted(
-        read_records(config.splits / "test.parquet", Clip), key=lambda clip: (clip.group != config.learned_group, clip.clip_id)
+        read_records(config.splits / "test.parquet", Clip),
+        key=lambda clip: (clip.group != config.learned_group, clip.clip_id),
     )
     if not clips:
         raise RuntimeError(f"no clip in {config.splits / 'test.parquet'}; pass prompt=… or run `soundstage split`")
@@ -150,15 +160,15 @@ def read_image(path: Path) -> Frames:
     """An image file as (H, W, 3), upright.
 
     Raises:
-        ValueError: the file is missing or no image.
+        ValueError: the file is missing, cut short or no image.
     """
     import numpy as np
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as image:
             return np.array(ImageOps.exif_transpose(image).convert("RGB"))
-    except (FileNotFoundError, UnidentifiedImageError) as error:
+    except OSError as error:
         raise ValueError(f"keyframe {path}: not a readable image ({error})") from error
 
 

@@ -100,7 +100,7 @@ def fit(
     import lightning
 
     from models.resume import States
-    from models.sft import loader
+    from models.sft import Bar, loader
 
     states = States(work, identity, every=save_every)
     state = states.latest()
@@ -114,7 +114,8 @@ def fit(
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        callbacks=[states],
+        enable_progress_bar=False,
+        callbacks=[states, Bar(work.name, first_step, module.stage.num_steps)],
         deterministic="warn",
     )
     module.train()

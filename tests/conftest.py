@@ -1,13 +1,18 @@
-"""Rows that many tests begin with."""
+"""Rows that many tests begin with, and a tiny model."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from data.records import Clip, Source
+
+if TYPE_CHECKING:
+    from data.latents import Arrays
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +72,53 @@ def make_clip() -> Callable[..., Clip]:
         return Clip.model_validate(ordinary | fields)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny H3 with random weights."""
+    import torch
+
+    from models import tiny_h3
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("zoo") / "tiny-h3"
+    tiny_h3.save(tiny_h3.build(3), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def store_folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Latents by `base`, at 16 px, of six clips: four of one kind (one layout), two of another; the last has no sound."""
+    from data.latents import LatentRow, write_index, write_shard
+    from data.world import scene
+    from models.families import load_family
+    from tasks.encode import conditions_of
+
+    folder = tmp_path_factory.mktemp("store")
+    family = load_family(base)
+    clips: dict[str, Arrays] = {}
+    rows: list[LatentRow] = []
+    for index in range(6):
+        kind = "bounce" if index < 4 else "speak"
+        seen = scene("base", index, 22 / 24, 24, 16, 8000, kind)
+        video, audio = family.encode_clip(seen.frames_FHWC, seen.waveform_CT)
+        clip_id = f"clip-{index}"
+        conditions = conditions_of(family, seen.caption, seen.frames_FHWC)
+        clips[clip_id] = {"video": video.numpy(), "audio": audio.numpy(), **conditions}
+        rows.append(
+            LatentRow(
+                clip_id=clip_id,
+                source_id=clip_id,
+                split="train",
+                group="base" if index < 2 else "new",
+                has_audio=index != 5,
+                shard="shard.safetensors",
+                modes="fl2va,fl2va_first,t2va",
+                layout=str(len(conditions["text.t2va"])),
+                num_tokens=len(conditions["text.fl2va"]),
+            )
+        )
+    write_shard(folder / "shard.safetensors", clips)
+    write_index(folder, rows, "f" * 64, {"test": True})
+    return folder
