@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import lightning
 import numpy as np
@@ -149,13 +149,13 @@ class Bar(lightning.Callback):
     def __init__(self, title: str, first_step: int, num_steps: int) -> None:
         self._bar = tqdm(desc=title, initial=first_step, total=num_steps, unit="step", disable=None)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:  # noqa: ARG002 # Lightning's signature
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 # Lightning's signature
         """Move on by one step."""
         recent = cast(SupervisedFineTuning, pl_module).curve[-50:]
         means = {name: sum(float(row[f"loss_{name}"]) for row in recent) / len(recent) for name in ("video", "audio")}
         self._bar.set_postfix({name: f"{mean:.3f}" for name, mean in means.items()}, refresh=False)
         self._bar.update()
 
-    def on_train_end(self, *_: Any) -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 # Lightning's signature
         """Leave the finished bar on its line."""
         self._bar.close()
