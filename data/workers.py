@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 ATTEMPTS = 2
 """A worker may die of its neighbour's hunger for memory, so an item gets a second, fresh one."""
+LEAVE_S = 5.0
+"""An idle child that has not left this long after its pipe was closed, s, is killed."""
 START_S = 300.0
 """A child that has not started after this long, s, never will; importing takes one on an idle machine."""
 
@@ -63,11 +67,18 @@ class _Worker(Generic[Item, Result]):
             self.pipe.recv()
         self.awake, self.deadline = True, time.monotonic() + self.limit_s
 
+    def dismiss(self) -> None:
+        """Tell the child to go: an idle one by closing its pipe, so that it puts away what it holds; a busy one dies."""
+        if self.process is not None and self.index is not None:
+            self.process.kill()
+        elif self.process is not None:
+            self.pipe.close()
+
     def stop(self) -> str:
-        """End the child; says how it ended."""
+        """See the child end; says how it ended."""
         if self.process is None:
             return ""
-        self.process.join(timeout=1)
+        self.process.join(timeout=LEAVE_S)
         code = self.process.exitcode
         if code is None:
             self.process.kill()
@@ -105,8 +116,8 @@ def map_isolated(
                     yield index, answer
     finally:
         for worker in workers:
-            if worker.process is not None:
-                worker.process.kill()
+            worker.dismiss()
+        for worker in workers:
             worker.stop()
 
 
@@ -139,10 +150,19 @@ def _answer(worker: _Worker[Item, Result], limit_s: float) -> Result | Lost:
 
 def _serve(pipe: Connection[Any, Any], function: Callable[[Any], Any]) -> None:
     """The child's life: greet, then answer until the parent hangs up."""
+    threading.Thread(target=_follow_parent, daemon=True).start()
     with contextlib.suppress(EOFError, OSError):
         pipe.send(None)
         while True:
             pipe.send(_outcome(function, pipe.recv()))
+
+
+def _follow_parent() -> None:
+    """End at once when the parent is killed: a child busy with a long item would go on for nobody."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _outcome(function: Callable[[Item], Result], item: Item) -> tuple[Result | None, Exception | None]:

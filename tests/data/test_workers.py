@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from data.workers import Lost, map_isolated
+
+ROOT = Path(__file__).parents[2]
 
 
 def square(number: int) -> int:
@@ -56,3 +62,43 @@ def test_an_error_of_the_function_is_raised() -> None:
 
 def test_nothing_to_do_needs_no_worker() -> None:
     assert list(map_isolated(square, [], 2, 30)) == []
+
+
+def say_and_sleep(marker: str) -> None:
+    part = Path(f"{marker}.part")
+    part.write_text(str(os.getpid()))
+    part.rename(marker)
+    time.sleep(60)
+
+
+def hire(marker: str) -> None:
+    list(map_isolated(say_and_sleep, [marker], 1, 120))
+
+
+def test_a_busy_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    marker = tmp_path / "busy"
+    parent = multiprocessing.get_context("spawn").Process(target=hire, args=(str(marker),))
+    parent.start()
+    while not marker.is_file():
+        assert parent.is_alive()
+        time.sleep(0.05)
+    worker = psutil.Process(int(marker.read_text()))
+    parent.kill()
+    parent.join()
+    deadline = time.monotonic() + 10
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+def test_dismissed_workers_leave_nothing_for_others_to_put_away(tmp_path: Path) -> None:
+    script = tmp_path / "draws_bars.py"
+    script.write_text(
+        "from tqdm import tqdm\nfrom data.workers import map_isolated\n"
+        "def work(number):\n    return sum(tqdm(range(number), disable=None))\n"
+        "if __name__ == '__main__':\n    print(sorted(dict(map_isolated(work, [3, 4], 2, 60)).values()))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[3, 6]\n"
+    assert "leaked" not in done.stderr
