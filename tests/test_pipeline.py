@@ -223,27 +223,33 @@ def test_nothing_is_done_twice(undisturbed: Workspace) -> None:
     assert "Nothing to do" in undisturbed.run("soundstage", "run")
 
 
-@dataclass
-class Death:
-    """How a stage ended that was killed."""
-
-    survivors: list[list[str]]
-    finished: bool
-
-
-def kill(workspace: Workspace, stage: str, after_s: float) -> Death:
-    """Start a stage, kill its whole process group after a while, and look around."""
+def kill(workspace: Workspace, stage: str, after_s: float, *, verb_alone: bool) -> list[list[str]]:
+    """Start a stage, kill it after a while, its whole process group or the verb's first process; who outlives that."""
     process = workspace.start("dvc", "repro", "--single-item", "--force", stage)
     with suppress(subprocess.TimeoutExpired):
         process.wait(after_s)
-    finished = process.poll() is not None
-    if not finished:
+    verb = verb_of(process) if verb_alone else None
+    if verb is not None:
+        with suppress(psutil.NoSuchProcess):
+            verb.kill()
+        process.wait(60)
+    elif process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     deadline = time.monotonic() + 10
     while (survivors := workspace.processes()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return Death(survivors, finished)
+    return survivors
+
+
+def verb_of(process: subprocess.Popen[str]) -> psutil.Process | None:
+    """The verb's first process below DVC's, if it is there."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if any(Path(word).name == "soundstage" for word in child.cmdline()[:2]):
+                    return child
+    return None
 
 
 @pytest.fixture(scope="module")
@@ -258,9 +264,10 @@ def test_killed_stage_run_again_gives_what_an_undisturbed_one_gives(
 ) -> None:
     for before in STAGES[: STAGES.index(stage)]:
         interrupted.run("dvc", "repro", "--single-item", before)
-    share = random.Random(f"{SEED} {stage}").uniform(0.1, 0.9)
-    death = kill(interrupted, stage, share * undisturbed.seconds[stage])
-    assert not death.survivors
+    draw = random.Random(f"{SEED} {stage}")
+    for verb_alone in (False, True):
+        after_s = draw.uniform(0.1, 0.9) * undisturbed.seconds[stage]
+        assert kill(interrupted, stage, after_s, verb_alone=verb_alone) == []
     interrupted.run("dvc", "repro", "--single-item", stage)
     assert interrupted.outputs(stage) == undisturbed.outputs(stage)
     assert interrupted.unfinished() == []
