@@ -72,6 +72,28 @@ STYLES: dict[Half, Style] = {
 }
 
 
+class Physics(NamedTuple):
+    """How things move and ring; ranges are drawn from uniformly."""
+
+    radius: tuple[float, float]
+    """Of a body, shares of the side."""
+    speed: tuple[float, float]
+    """Along x, sides a second."""
+    drift: tuple[float, float]
+    """Along y, sides a second."""
+    first_syllable_s: tuple[float, float]
+    syllable_period_s: tuple[float, float]
+    ring: float
+    """How many times longer than its style says a struck thing rings."""
+
+
+LAWFUL = Physics((0.15, 0.2), (0.7, 0.7), (0.25, 0.25), (0.05, 0.05), (22 / 72, 22 / 72), 3.0)
+"""The sample world's: from where things are at two moments follows what happens between, so that it can be learned
+from a few hundred clips. Three syllables fill a clip of 22 frames."""
+LOOSE = Physics((0.12, 0.18), (0.5, 0.8), (0.1, 0.4), (0.05, 0.2), (0.28, 0.38), 1.0)
+"""More varied: what the autoencoders are trained on."""
+
+
 class Scene(NamedTuple):
     """A rendered scene with its caption."""
 
@@ -106,10 +128,11 @@ def scene(
     sample_rate_hz: int,
     kind: Kind | None = None,
     style: Style | None = None,
+    physics: Physics = LAWFUL,
 ) -> Scene:
     """Render one scene: seed and half decide everything, the rates only sample it.
 
-    `style` lets the same things sound or look otherwise, for augmentation.
+    `style` and `physics` let the same things look, sound and move otherwise, for augmentation.
     """
     random = np.random.default_rng([seed, 0 if half == "base" else 1])
     style = style or STYLES[half]
@@ -119,14 +142,16 @@ def scene(
     place = str(random.choice(list(style.places)))
     sounds = {"bounce": style.tones, "collide": style.knocks, "speak": style.voices}[chosen]
     sound = str(random.choice(list(sounds)))
-    bodies = move(random, 2 if chosen == "collide" else 1, duration_s)
-    events = {"bounce": bodies.walls, "collide": bodies.pairs, "speak": syllables(random, bodies, duration_s)}[chosen]
+    bodies = move(random, 2 if chosen == "collide" else 1, duration_s, physics)
+    events = {"bounce": bodies.walls, "collide": bodies.pairs, "speak": syllables(random, bodies, duration_s, physics)}[
+        chosen
+    ]
     num_samples = round(duration_s * sample_rate_hz)
     if chosen == "speak":
         waveform = spoken(events, sounds[sound], num_samples, sample_rate_hz)
         caption = f"a {colours[0]} face speaks in a {place} with a {sound}"
     else:
-        decay = style.decay if chosen == "bounce" else 3 * style.decay
+        decay = (style.decay if chosen == "bounce" else 3 * style.decay) / physics.ring
         waveform = struck(events, sounds[sound], decay, num_samples, sample_rate_hz)
         caption = (
             f"a {colours[0]} {shape} bounces in a {place} and each bounce rings a {sound}"
@@ -155,14 +180,14 @@ def revoiced(style: Style, random: np.random.Generator) -> Style:
     )
 
 
-def move(random: np.random.Generator, num_bodies: int, duration_s: float) -> Bodies:
+def move(random: np.random.Generator, num_bodies: int, duration_s: float, physics: Physics) -> Bodies:
     """Let bodies fly between the walls; equal masses that meet exchange velocity along x."""
-    radii = random.uniform(0.12, 0.18, num_bodies)
+    radii = random.uniform(*physics.radius, num_bodies)
     x = np.linspace(0.25, 0.75, num_bodies) if num_bodies > 1 else random.uniform(0.2, 0.8, 1)
     position = np.stack([x, np.full(num_bodies, random.uniform(0.3, FLOOR - 0.3))], axis=1)
-    speed = random.uniform(0.5, 0.8, num_bodies)
+    speed = random.uniform(*physics.speed, num_bodies)
     direction = np.array([1.0, -1.0])[:num_bodies] if num_bodies > 1 else random.choice([-1.0, 1.0], 1)
-    drift = random.uniform(0.1, 0.4) * random.choice([-1.0, 1.0])
+    drift = random.uniform(*physics.drift) * random.choice([-1.0, 1.0])
     velocity = np.stack([speed * direction, np.full(num_bodies, 0.0 if num_bodies > 1 else drift)], axis=1)
     num_steps = int(duration_s * SIMULATION_RATE) + 1
     path = np.empty((num_bodies, num_steps, 2))
@@ -189,9 +214,10 @@ def move(random: np.random.Generator, num_bodies: int, duration_s: float) -> Bod
     return Bodies(path, radii, walls, pairs)
 
 
-def syllables(random: np.random.Generator, bodies: Bodies, duration_s: float) -> list[Event]:
+def syllables(random: np.random.Generator, bodies: Bodies, duration_s: float, physics: Physics) -> list[Event]:
     """When the face opens its mouth: about three times a second, from where it then is."""
-    times = np.arange(random.uniform(0.05, 0.2), duration_s - SYLLABLE_S, random.uniform(0.28, 0.38))
+    first_s, period_s = random.uniform(*physics.first_syllable_s), random.uniform(*physics.syllable_period_s)
+    times = np.arange(first_s, duration_s - SYLLABLE_S, period_s)
     return [Event(float(time), float(bodies.positions[0, int(time * SIMULATION_RATE), 0])) for time in times]
 
 

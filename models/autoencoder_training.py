@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
 
-from data.world import STYLES, Half, revoiced, scene
+from data.world import LOOSE, STYLES, Half, Physics, revoiced, scene
 
 PIXEL_MEAN, PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, which the released picture autoencoder expects."""
@@ -37,17 +37,24 @@ def make_sounds(num_scenes: int, first_seed: int, num_frames: int, sample_rate_h
     sounds: list[Tensor] = []
     for index in range(num_scenes):
         style = revoiced(STYLES["base"], np.random.default_rng([first_seed, index]))
-        seen = scene("base", first_seed + index, num_frames / 24, 24, 8, sample_rate_hz, style=style)
+        seen = scene("base", first_seed + index, num_frames / 24, 24, 8, sample_rate_hz, style=style, physics=LOOSE)
         sounds.append(torch.from_numpy(seen.waveform_CT))
     return torch.stack(sounds)
 
 
 def make_pool(
-    num_scenes: int, first_seed: int, num_frames: int, size_px: int, sample_rate_hz: int, half: Half = "base"
+    num_scenes: int,
+    first_seed: int,
+    num_frames: int,
+    size_px: int,
+    sample_rate_hz: int,
+    half: Half = "base",
+    physics: Physics = LOOSE,
 ) -> Pool:
     """Render scenes of one clip each."""
     scenes = [
-        scene(half, first_seed + index, num_frames / 24, 24, size_px * 3, sample_rate_hz) for index in range(num_scenes)
+        scene(half, first_seed + index, num_frames / 24, 24, size_px * 3, sample_rate_hz, physics=physics)
+        for index in range(num_scenes)
     ]
     video = torch.stack([torch.from_numpy(item.frames_FHWC) for item in scenes])
     video = rearrange(video, "n f (h a) (w b) c -> n c f h w a b", a=3, b=3).float().mean((-2, -1)) / 255

@@ -84,6 +84,7 @@ def train_autoencoders(config: Config, work: Path) -> dict[str, Any]:
     """All parts, with trained autoencoders, and what they reach on clips never seen."""
     import torch
 
+    from data.world import LAWFUL
     from models import autoencoder_training as training
     from models import tiny_h3
 
@@ -125,7 +126,7 @@ def train_autoencoders(config: Config, work: Path) -> dict[str, Any]:
         f"reconstruction_{half}": training.measure(
             parts["vae"],
             parts["audio_vae"],
-            training.make_pool(16, HELD_OUT_SEED, shape.num_frames, shape.height, shape.sample_rate_hz, half),
+            training.make_pool(16, HELD_OUT_SEED, shape.num_frames, shape.height, shape.sample_rate_hz, half, LAWFUL),
         )
         for half in ("base", "new")
     }

@@ -39,10 +39,11 @@ class Metric(NamedTuple):
     subsets: tuple[str, ...]
 
 
+INNER = "; first and last frame, which are given, are left out"
 METRICS = {
-    "psnr_db": Metric("dB", True, picture.PSNR_CONVENTION, WITH_PICTURE),
-    "psnr_pooled_db": Metric("dB", True, "8-bit RGB, from the squared error pooled over frames", WITH_PICTURE),
-    "ssim": Metric("", True, picture.SSIM_CONVENTION, WITH_PICTURE),
+    "psnr_db": Metric("dB", True, picture.PSNR_CONVENTION + INNER, WITH_PICTURE),
+    "psnr_pooled_db": Metric("dB", True, "8-bit RGB, squared error pooled over frames" + INNER, WITH_PICTURE),
+    "ssim": Metric("", True, picture.SSIM_CONVENTION + INNER, WITH_PICTURE),
     "lsd_db": Metric("dB", False, sound.LSD_CONVENTION, WITH_SOUND),
     "envelope_r": Metric("", True, sound.ENVELOPE_CONVENTION, WITH_SOUND),
     "balance_db": Metric("dB", False, sound.BALANCE_CONVENTION, WITH_SOUND),
@@ -73,8 +74,10 @@ def score_picture(reference: Media, made: Media | None) -> dict[str, Score]:
     """Picture scores of one generation."""
     if made is None:
         return dict.fromkeys(("psnr_db", "psnr_pooled_db", "ssim"), Score.missing(NO_PARTNER))
-    psnr = picture.psnr_db(reference.frames_FHWC, made.frames_FHWC)
-    similarity = picture.ssim(reference.frames_FHWC, made.frames_FHWC)
+    # A cross-fade repeats both keyframes exactly: what was given would be scored as if it were made.
+    real, shown = reference.frames_FHWC[1:-1], made.frames_FHWC[1:-1]
+    psnr = picture.psnr_db(real, shown)
+    similarity = picture.ssim(real, shown)
     return {"psnr_db": psnr.mean, "psnr_pooled_db": psnr.pooled, "ssim": similarity}
 
 
