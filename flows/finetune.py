@@ -32,7 +32,7 @@ from tasks.launch import EXIT_DATA, EXIT_GATE, Config, changed_stages, steps
 from tasks.summary import JOURNAL, LOGS, Journal, Outcome, Params, load_params, metrics_markdown
 
 EVERYTHING = Config()
-INTERVAL_S = 5.0
+INTERVAL_S = 10.0
 """Least time between two progress updates: Prefect's tables of logs and artifacts only grow."""
 
 

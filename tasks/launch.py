@@ -76,6 +76,7 @@ def run(config: Config) -> None:
     if not config.force and not changed_stages(stages, environment):
         sys.stdout.write(f"Nothing to do: every output is up to date.\n\n{places(params)}\n")
         return
+    check_server(environment.get("PREFECT_API_URL"))
     Path(environment["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect makes no parents and then hangs
     remove(JOURNAL)
     status = run_alone(
@@ -114,6 +115,24 @@ def changed_stages(stages: Sequence[str], environment: Mapping[str, str] | None 
     if result.returncode:
         raise RuntimeError(f"dvc status: {result.stderr.strip() or result.stdout.strip()}")
     return set(json.loads(result.stdout))
+
+
+def check_server(url: str | None) -> None:
+    """See that a server that the environment names answers, before anything waits for it.
+
+    Raises:
+        RuntimeError: it does not.
+    """
+    if not url:
+        return
+    import httpx
+
+    try:
+        httpx.get(f"{url.rstrip('/')}/health", timeout=10).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RuntimeError(
+            f"no Prefect server answers at PREFECT_API_URL = {url} ({error}); start it or unset the variable"
+        ) from error
 
 
 def child_environment(environment: Mapping[str, str], root: Path) -> dict[str, str]:

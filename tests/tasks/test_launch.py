@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from data.records import DataRefused, GateFailed
-from tasks.launch import Config, child_environment, failure, peak_bytes
+from tasks.launch import Config, check_server, child_environment, failure, peak_bytes
 from tasks.summary import Journal, Outcome
 
 
@@ -55,3 +55,11 @@ def test_peak_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_bytes(1000) == 1_024_000
     monkeypatch.setattr("sys.platform", "darwin")
     assert peak_bytes(1000) == 1000
+
+
+def test_server_that_does_not_answer_is_named_before_work_begins() -> None:
+    check_server(None)
+    with pytest.raises(RuntimeError, match=r"http://127.0.0.1:9/api.*unset the variable"):
+        check_server("http://127.0.0.1:9/api")
+    with pytest.raises(RuntimeError, match="PREFECT_API_URL = nonsense"):
+        check_server("nonsense")
