@@ -71,7 +71,8 @@ def run(config: Config) -> Path:
         "clips": [[split, clip.clip_id, clip.caption] for split, clip in clips],
     }
     fingerprint = fingerprint_of(parts)
-    work = config.work / fingerprint[:16]
+    cutting = {"store": fingerprint, "clips_per_shard": config.clips_per_shard, "accelerator": config.accelerator}
+    work = config.work / fingerprint_of(cutting)[:16]  # shards of other sizes bear the same names
     parts_of = list(shards(clips, config.clips_per_shard))
     left = [Part(config, work / name, members) for name, members in parts_of if not (work / name).is_file()]
     with tqdm(total=len(clips), desc="encode", unit="clip", disable=None) as progress:
