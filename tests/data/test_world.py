@@ -60,7 +60,7 @@ def test_a_bounce_sounds_when_and_where_the_body_turns_round(half: Half, seed: i
     heard_s = first_sound_s(item)
     turned = [time for axis in (0, 1) if (time := meeting_s(path[:, axis], heard_s)) is not None]
     assert len(turned) == 1
-    assert abs(turned[0] - heard_s) < 0.003
+    assert abs(turned[0] - heard_s) < 1.5 / FRAME_RATE
     assert abs(path[round(heard_s * FRAME_RATE), 0] - heard_at(item, heard_s)) < 0.02
 
 
@@ -72,13 +72,13 @@ def test_a_collision_sounds_when_and_between_where_two_bodies_part(half: Half, s
     heard_s = first_sound_s(item)
     parted_s = meeting_s(right - left, heard_s)
     assert parted_s is not None
-    assert abs(parted_s - heard_s) < 0.003
+    assert abs(parted_s - heard_s) < 1.5 / FRAME_RATE
     assert abs((left + right)[round(heard_s * FRAME_RATE)] / 2 - heard_at(item, heard_s)) < 0.02
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_mouth_is_open_while_it_is_heard(seed: int) -> None:
-    item = scene("new", seed, 2.0, 50, 64, RATE_HZ, "speak")
+    item = scene("new", seed, 2.0, 50, 96, RATE_HZ, "speak")
     dark = (item.frames_FHWC.max(-1) < 40).sum((1, 2))  # eyes and mouth
     sound = item.waveform_CT[0].reshape(len(dark), -1)  # 20 ms a frame
     loud = np.sqrt(np.square(sound.astype(float)).mean(1))
@@ -87,9 +87,8 @@ def test_a_mouth_is_open_while_it_is_heard(seed: int) -> None:
 
 
 def test_half_and_seed_decide_everything() -> None:
-    one, again, other, twin = (
-        scene(half, seed, 0.5, 24, 24, RATE_HZ) for half, seed in (("base", 7), ("base", 7), ("base", 8), ("new", 7))
-    )
+    asked: tuple[tuple[Half, int], ...] = (("base", 7), ("base", 7), ("base", 8), ("new", 7))
+    one, again, other, twin = (scene(half, seed, 0.5, 24, 24, RATE_HZ) for half, seed in asked)
     assert one.caption == again.caption
     assert np.array_equal(one.frames_FHWC, again.frames_FHWC)
     assert np.array_equal(one.waveform_CT, again.waveform_CT)
