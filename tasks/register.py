@@ -85,7 +85,8 @@ def run(config: Config) -> Registered:
             params=config.params, lock=config.lock,
         )  # fmt: skip
         run_id = tracking.ensure_run(config.mlflow, evidence)
-        number = make_version(client, config, run_id, report, verdict, key)
+        number = make_version(client, config, run_id, report, key)
+    client.update_model_version(config.model_name, number, model_card(config, report, verdict))  # also after a kill
     for alias in (CANDIDATE, CHAMPION):
         client.set_registered_model_alias(config.model_name, alias, number)
     result = Registered(
@@ -134,7 +135,7 @@ def find_version(client: MlflowClient, model_name: str, key: str) -> str | None:
     return next((str(each.version) for each in found if each.tags.get("registered_key") == key), None)
 
 
-def make_version(client: MlflowClient, config: Config, run_id: str, report: Report, verdict: Verdict, key: str) -> str:
+def make_version(client: MlflowClient, config: Config, run_id: str, report: Report, key: str) -> str:
     """Log the model with its files and register it, tags and all in one call: a kill leaves no nameless version."""
     import mlflow
 
@@ -144,7 +145,6 @@ def make_version(client: MlflowClient, config: Config, run_id: str, report: Repo
         raise RuntimeError(f"version of {config.model_name} lacks {', '.join(missing)}; see {POLICY / 'registry.yaml'}")
     uri = log_model(config, run_id)
     made = mlflow.register_model(uri, config.model_name, tags=tags)  # pyright: ignore[reportUnknownMemberType]
-    client.update_model_version(config.model_name, str(made.version), model_card(config, report, verdict))
     return str(made.version)
 
 
