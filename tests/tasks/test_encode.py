@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.files import sha256, write_records
+from data.latents import LatentStore
+from data.media import write_mp4
+from data.records import Clip, ClipShape
+from data.world import scene
+from tasks import encode
+from tasks.encode import Config, run
+
+SHAPE = ClipShape(num_frames=22, frame_rate=24, height=16, width=16, sample_rate_hz=8000)
+MakeClip = Callable[..., Clip]
+
+
+@pytest.fixture
+def clips(tmp_path: Path, make_clip: MakeClip) -> list[Clip]:
+    """Two short films, the second one silent."""
+    made: list[Clip] = []
+    for index, name in enumerate(("bell", "silent")):
+        seen = scene("base", index, 22 / 24, 24, 48, 8000, "bounce")
+        path = tmp_path / f"{name}.mp4"
+        write_mp4(path, seen.frames_FHWC, seen.waveform_CT if name == "bell" else None, 24, 8000)
+        made.append(make_clip(name, path=str(path), caption=seen.caption, has_audio=name == "bell"))
+    return made
+
+
+def config_of(folder: Path, base: Path, clips: Sequence[Clip], **changes: Any) -> Config:
+    """One clip a shard, everything below `folder`; the last clip is held out."""
+    splits = {"train": clips[:-1], "val": clips[:0], "test": clips[-1:]}
+    for name, rows in splits.items():
+        write_records(folder / "splits" / f"{name}.parquet", rows, Clip)
+    paths = {"splits": folder / "splits", "base": base, "latents": folder / "latents", "work": folder / "work"}
+    return Config.model_validate({**paths, "shape": SHAPE, "clips_per_shard": 1, "num_workers": 1, **changes})
+
+
+class InProcess:
+    """Stands in for the pool of processes: encodes here, or is killed before the shard at `stop_at`."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+        self.stop_at: int | None = None
+
+    def __call__(self, function: Callable[[Any], Any], parts: Sequence[Any], *_: object) -> Iterator[tuple[int, Any]]:
+        for index, part in enumerate(parts):
+            if index == self.stop_at:
+                raise KeyboardInterrupt
+            self.encoded.append(part.path.name)
+            yield index, function(part)
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> InProcess:
+    result = InProcess()
+    monkeypatch.setattr(encode, "map_isolated", result)
+    return result
+
+
+def test_a_run_killed_after_a_shard_does_only_the_rest_and_gives_the_same_bytes(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+) -> None:
+    undisturbed = run(config_of(tmp_path / "undisturbed", base, clips))
+    config = config_of(tmp_path / "killed", base, clips)
+    pool.stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    assert not config.latents.exists()
+    pool.encoded, pool.stop_at = [], None
+    assert sha256(run(config)) == sha256(undisturbed)
+    assert pool.encoded == ["shard-00001.safetensors"]
+    assert not config.work.exists()
+
+
+def test_every_clip_is_in_the_store_with_all_modes(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+) -> None:
+    store = LatentStore(run(config_of(tmp_path, base, clips, clips_per_shard=8)))
+    assert pool.encoded == ["shard-00000.safetensors"]
+    assert {name: (row.split, row.has_audio) for name, row in store.rows.items()} == {
+        "bell-000000": ("train", True),
+        "silent-000000": ("test", False),
+    }
+    for name, row in store.rows.items():
+        assert row.modes == "fl2va,fl2va_first,t2va"
+        assert store.read(name, "video").shape == (24, 7, 4, 4)  # 17 frames to 5, 5 to 2; 4 px to 1
+        assert store.read(name, "audio").shape == (2, 32, 37)  # 40 a second
+        assert [len(store.read(name, f"keyframes.{mode}")) for mode in ("t2va", "fl2va_first", "fl2va")] == [0, 1, 2]
+    bell, silent = (store.read(name, "audio") for name in sorted(store.rows))
+    assert np.array_equal(silent[0], silent[1])  # both sides of nothing; the bell is heard from where it is
+    assert not np.array_equal(bell[0], bell[1])
+
+
+def test_a_changed_caption_changes_the_fingerprint_and_the_text_alone(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+) -> None:
+    reworded = [clips[0].model_copy(update={"caption": "a blue ball bounces"}), clips[1]]
+    stores = [
+        LatentStore(run(config_of(tmp_path / name, base, rows))) for name, rows in (("old", clips), ("new", reworded))
+    ]
+    assert stores[0].fingerprint != stores[1].fingerprint
+    name = clips[0].clip_id
+    same = [np.array_equal(stores[0].read(name, part), stores[1].read(name, part)) for part in ("video", "text.t2va")]
+    assert same == [True, False]
+    assert len(pool.encoded) == 4  # shards of another fingerprint are never taken
+
+
+def test_a_shape_off_the_grid_is_refused_before_anything_is_encoded(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+) -> None:
+    with pytest.raises(ValueError, match="num_frames"):
+        run(config_of(tmp_path, base, clips, shape=SHAPE.model_copy(update={"num_frames": 24})))
+    assert not pool.encoded
