@@ -6,17 +6,19 @@ import getpass
 import json
 import logging
 import os
+import sqlite3
 import subprocess
+import tempfile
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
-from data.files import sha256
+from data.files import sha256, whole
 from data.records import Frozen, Report, Verdict
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 EXPERIMENT = "soundstage"
 SERVER = "MLFLOW_TRACKING_URI"
 """Environment variable that names a server; without it the store is a local folder."""
+DATABASE = "mlflow.db"
 LOSSES = ("loss_video", "loss_audio", "learning_rate")
 PARAMS_A_CALL, METRICS_A_CALL = 100, 1000
 """MLflow's limits for one batched call."""
@@ -54,7 +57,7 @@ def available() -> bool:
 
 def has_store(folder: Path) -> bool:
     """Whether there is a store to ask: a server is named, or the local one has been made."""
-    return available() and (SERVER in os.environ or (folder / "mlflow.db").is_file())
+    return available() and (SERVER in os.environ or (folder / DATABASE).is_file())
 
 
 def connect(folder: Path) -> MlflowClient:
@@ -66,14 +69,31 @@ def connect(folder: Path) -> MlflowClient:
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     server = os.environ.get(SERVER)
-    if not server:
-        folder.mkdir(parents=True, exist_ok=True)
-    uri = server or f"sqlite:///{(folder / 'mlflow.db').resolve().as_posix()}"
+    database = folder / DATABASE
+    if not server and not database.is_file():
+        make_store(database)
+    uri = server or sqlite_uri(database)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     if not server:
         os.environ.pop(SERVER, None)  # the library sets it, and our own store would pass for a server from then on
     return mlflow.MlflowClient(uri, uri)
+
+
+def sqlite_uri(database: Path) -> str:
+    """MLflow's address of a local store."""
+    return f"sqlite:///{database.resolve().as_posix()}"
+
+
+def make_store(database: Path) -> None:
+    """An empty local store, whole or absent: MLflow's own set-up takes seconds, and one cut short never opens again."""
+    import mlflow
+
+    with tempfile.TemporaryDirectory(prefix="soundstage-store-") as folder:
+        draft = Path(folder) / DATABASE
+        mlflow.MlflowClient(sqlite_uri(draft), sqlite_uri(draft)).search_experiments(max_results=1)
+        with whole(database) as new, closing(sqlite3.connect(draft)) as source, closing(sqlite3.connect(new)) as target:
+            source.backup(target)
 
 
 def ensure_experiment(client: MlflowClient, folder: Path) -> str:

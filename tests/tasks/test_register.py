@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from tasks.champion import find_opponent
 from tasks.register import Config, copy_rooms, judged, requirements, run
 
 Maker = Callable[..., Report]
+ROOT = Path(__file__).parents[2]
+HALF_MADE_BYTES = 100_000
+"""A new database of MLflow has its first tables by then, and not all: at this point a kill was fatal."""
 
 
 class House:
@@ -75,6 +79,27 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         tracking.connect(folder).search_experiments()
     return folder
+
+
+def test_a_store_whose_making_was_cut_short_is_made_again(tmp_path: Path) -> None:
+    program = "from pathlib import Path; from tasks import tracking; tracking.connect(Path(sys.argv[1]))"
+    command = [sys.executable, "-c", f"import sys; {program}", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != tracking.SERVER}
+    drafts = {"TMPDIR": str(tmp_path / "drafts")}
+    (tmp_path / "drafts").mkdir()
+    process = subprocess.Popen(command, cwd=ROOT, env=environment | drafts, start_new_session=True)
+    while process.poll() is None and not half_made(tmp_path / "drafts"):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert half_made(tmp_path / "drafts")
+    assert not tracking.has_store(tmp_path)
+    assert tracking.connect(tmp_path).search_experiments()
+
+
+def half_made(folder: Path) -> bool:
+    """Whether a database below `folder` has its first tables."""
+    return any(path.stat().st_size > HALF_MADE_BYTES for path in folder.glob("*/mlflow.db"))
 
 
 @pytest.fixture
