@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from data.world import STYLES
+from models.families import forget_place
 
 LATENT_CHANNELS, SOUND_CHANNELS = 24, 32
 """As in the released model, so that every shape contract is the real one."""
@@ -78,6 +79,7 @@ def save(parts: dict[str, Any], folder: Path) -> None:
     }
     for name, (library, kind) in CLASSES.items():
         parts[name].save_pretrained(folder / name)
+        forget_place(folder / name)
         # The loader joins "." with the working directory, so the family passes the real folder when it loads.
         where = {"pretrained_model_name_or_path": ".", "subfolder": name, "variant": None, "revision": None}
         index[name] = [library, kind, {"type_hint": [library, kind], **where}]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from data.curriculum import Planned, candidates
 from data.files import read_records, remove, sha256, whole
@@ -134,7 +134,7 @@ def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning,
             metadata = {"rank": str(settings.lora_rank), "alpha": str(settings.lora_rank), "partition": "transformer"}
             adapters.save(family, temporary / "pytorch_lora_weights.safetensors", metadata)
             adapters.merge(family)
-        cast(Any, family.transformer).to("cpu").save_pretrained(temporary / "transformer")
+        family.save_transformer(temporary / "transformer")
         lines = [json.dumps(row, sort_keys=True) for row in module.curve]
         (temporary / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         record = {

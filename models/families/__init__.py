@@ -95,6 +95,10 @@ class Family(Protocol):
         """Take the transformer's weights from a checkpoint folder."""
         ...
 
+    def save_transformer(self, folder: Path) -> None:
+        """Write the transformer in the layout `load_transformer` reads; same weights, same bytes."""
+        ...
+
 
 MODES = ("t2va", "fl2va_first", "fl2va")
 """Conditioning modes every family here offers: text; text and first frame; text, first and last frame."""
@@ -117,3 +121,12 @@ def load_family(base: Path, *, device: str = "cpu") -> Family:
 
         return H3(base, device=device)
     raise ValueError(f"{base} holds a {pipeline}; known: MiniMaxH3ModularPipeline")
+
+
+def forget_place(folder: Path) -> None:
+    """Take out of a part's configuration where it was loaded from: the same model has the same bytes anywhere."""
+    path = folder / "config.json"
+    if path.is_file():
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config.pop("_name_or_path", None)
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from data.records import ClipShape
-from models.families import Batch, Condition, Frames, Losses, Waveform
+from models.families import Batch, Condition, Frames, Losses, Waveform, forget_place
 from models.flow_matching import Draw, noised, shifted, velocity
 
 PARTS = ("text_encoder", "tokenizer", "processor", "vae", "audio_vae", "transformer", "scheduler", "audio_scheduler")
@@ -278,6 +278,11 @@ class H3:
         """Take the transformer's weights from `folder` (diffusers layout), checking every key and shape."""
         loaded = cast(Any, MiniMaxH3Transformer3DModel).from_pretrained(str(folder), use_safetensors=True)
         self.transformer.load_state_dict(loaded.state_dict())
+
+    def save_transformer(self, folder: Path) -> None:
+        """Write the transformer to `folder` (diffusers layout)."""
+        cast(Any, self.transformer).to("cpu").save_pretrained(folder)
+        forget_place(folder)
 
 
 def load_parts(stock: Any, base: Path, device: str) -> dict[str, Any]:
