@@ -44,6 +44,15 @@ choose_index() { # an explicit choice, else CPU wheels where there is no NVIDIA 
     return 0
 }
 
+has_torch() { # of either build: 2.14.1+cpu is 2.14.1
+    "$venv/bin/python" - $torch 2>/dev/null <<'END'
+import sys
+from importlib.metadata import version
+pins = (pin.split("==") for pin in sys.argv[1:])
+sys.exit(any(version(name).partition("+")[0] != pinned for name, pinned in pins))
+END
+}
+
 install() {
     "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile -c requirements.lock "$@" \
         >>"$venv/set-up.log" 2>&1 ||
@@ -56,10 +65,14 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     "$python" -m venv --clear "$venv" || fail "$python -m venv $venv"
 fi
 check_compiler
-index=$(choose_index)
-say "2/3 $torch from ${index:-the default index} (the largest download; output in $venv/set-up.log)"
-# shellcheck disable=SC2086 # two requirements, two words
-install $torch ${index:+--extra-index-url "$index"}
+if has_torch; then
+    say "2/3 $torch: there already"
+else
+    index=$(choose_index)
+    say "2/3 $torch from ${index:-the default index} (the largest download; output in $venv/set-up.log)"
+    # shellcheck disable=SC2086 # two requirements, two words
+    install $torch ${index:+--extra-index-url "$index"}
+fi
 if [ "$kind" = dev ]; then
     say "3/3 the other packages and the tools for tests, at the versions of requirements.lock"
     install -e '.[dev]'
