@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,13 +23,14 @@ def add(family: Family, rank: int, seed: int) -> None:
     cast(Any, family.transformer).add_adapter(config, adapter_name=NAME)
 
 
-def save(family: Family, path: Path, metadata: dict[str, str]) -> None:
-    """Write the adapter alone, keys as diffusers reads them.
+def save(family: Family, path: Path, facts: dict[str, str]) -> None:
+    """Write the adapter alone, keys as diffusers reads them, with `facts` as JSON in its header.
 
     Alpha is not stored by the format and is taken as the rank on loading, which is why `add` never sets another.
     """
     state = peft.get_peft_model_state_dict(cast(Any, family.transformer), adapter_name=NAME)
     tensors = {f"transformer.{key}": value.contiguous() for key, value in state.items()}
+    metadata = {NAME: json.dumps(facts, sort_keys=True)}  # several keys would come in another order every time
     safetensors.torch.save_file(tensors, path, metadata=metadata)
 
 

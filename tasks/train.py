@@ -131,8 +131,8 @@ def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning,
     with whole(folder) as temporary:
         temporary.mkdir()
         if settings.method == "lora":
-            metadata = {"rank": str(settings.lora_rank), "alpha": str(settings.lora_rank), "partition": "transformer"}
-            adapters.save(family, temporary / "pytorch_lora_weights.safetensors", metadata)
+            facts = {"rank": str(settings.lora_rank), "alpha": str(settings.lora_rank), "partition": "transformer"}
+            adapters.save(family, temporary / "pytorch_lora_weights.safetensors", facts)
             adapters.merge(family)
         family.save_transformer(temporary / "transformer")
         lines = [json.dumps(row, sort_keys=True) for row in module.curve]
