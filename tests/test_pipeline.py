@@ -160,17 +160,11 @@ def running(said: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny H3 with random weights."""
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's files as they lie in the working tree, with reduced settings and a random-weight model."""
     from models import tiny_h3
 
-    folder = tmp_path_factory.mktemp("zoo") / "tiny-h3"
-    tiny_h3.save(tiny_h3.build(0), folder)
-    return folder
-
-
-def checkout(folder: Path, base: Path) -> Path:
-    """The project's files as they lie in the working tree, with reduced settings, committed to a new repository."""
+    folder = tmp_path_factory.mktemp("project")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     made = ("dvc.lock", "models/zoo/tiny-h3/")
@@ -178,13 +172,19 @@ def checkout(folder: Path, base: Path) -> Path:
         if name and not name.startswith(made) and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, folder / name)
-    shutil.copytree(base, folder / "models/zoo/tiny-h3")
+    tiny_h3.save(tiny_h3.build(0), folder / "models/zoo/tiny-h3")
     params = yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))
     for verb, settings in REDUCED.items():
         params[verb] |= settings
     for stage in params["train"]["stages"].values():
         stage |= {"num_steps": 12, "warmup_steps": 2, "batch_size": 2}
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False), encoding="utf-8")
+    return folder
+
+
+def checkout(folder: Path, project: Path) -> Path:
+    """A new repository of the project's files."""
+    shutil.copytree(project, folder)
     git = ["git", "-c", "user.name=test", "-c", "user.email=test@example.com"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "scratch"]):
         subprocess.run([*git, *words], cwd=folder, check=True)
@@ -192,13 +192,13 @@ def checkout(folder: Path, base: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Workspace:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
     """Everything made once by `dvc repro` alone, where Prefect cannot be imported."""
     root = tmp_path_factory.mktemp("undisturbed")
     blocked = root / "blocked"
     (blocked / "prefect").mkdir(parents=True)
     (blocked / "prefect" / "__init__.py").write_text("raise ImportError('Prefect is not installed here')\n")
-    workspace = Workspace(checkout(root / "checkout", base), blocked)
+    workspace = Workspace(checkout(root / "checkout", project), blocked)
     with pytest.raises(AssertionError, match="Prefect is not installed here"):
         workspace.run("python", "-c", "import prefect")
     for stage in STAGES:
@@ -273,9 +273,9 @@ def verb_of(process: subprocess.Popen[str]) -> psutil.Process | None:
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Workspace:
+def interrupted(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
     """A checkout where every stage is killed before it may finish; it has no cache to answer from."""
-    return Workspace(checkout(tmp_path_factory.mktemp("interrupted") / "checkout", base))
+    return Workspace(checkout(tmp_path_factory.mktemp("interrupted") / "checkout", project))
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -308,9 +308,9 @@ def test_line_killed_everywhere_ends_like_one_killed_nowhere(undisturbed: Worksp
 
 
 def test_flow_gives_what_dvc_gives_without_prefect(
-    undisturbed: Workspace, base: Path, tmp_path_factory: pytest.TempPathFactory
+    undisturbed: Workspace, project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    flow = Workspace(checkout(tmp_path_factory.mktemp("flow") / "checkout", base))
+    flow = Workspace(checkout(tmp_path_factory.mktemp("flow") / "checkout", project))
     said = flow.run("soundstage", "run")
     outcomes = Journal.model_validate_json((flow.folder / JOURNAL).read_bytes()).outcomes
     assert [(outcome.stage, outcome.ran) for outcome in outcomes] == [(stage, True) for stage in STAGES], said
