@@ -32,8 +32,8 @@ SILENT_BELOW_DB = -70.0
 """Quieter than this is called silent: near the 12-bit floor, unheard beside any ordinary sound."""
 WINDOW_S, HOP_S = 0.032, 0.008
 """Short-time spectrum: 32 ms windows every 8 ms, the customary speech analysis window."""
-FLOOR_DB = -80.0
-"""Spectra are floored here, dB of a full-scale sine, so that inaudible differences do not count."""
+FLOOR_DB = -60.0
+"""Spectra are floored here, dB of a full-scale sine: a sound 60 dB down counts as died away (ISO 3382)."""
 MAX_BALANCE_DB = 40.0
 """A channel this much quieter than the other is as good as silent; caps the placement of hard-panned sound."""
 ENVELOPE_S = 0.010
@@ -42,7 +42,7 @@ STOI_RATE_HZ = 10_000
 PESQ_LIMIT_S = 60.0
 """A clip's PESQ takes 0.02–0.03 s per second of sound; a minute means it hangs."""
 
-LSD_CONVENTION = "Hann 32 ms, hop 8 ms, floor -80 dB full scale; RMS over frequency, mean over frames and channels"
+LSD_CONVENTION = "Hann 32 ms, hop 8 ms, floor -60 dB full scale; RMS over frequency, mean over frames and channels"
 PESQ_CONVENTION = "pesq 0.0.4, mean over channels, no alignment of ours, soxr HQ where the rate must change"
 STOI_CONVENTION = "pystoi 0.4.1, mean over channels, soxr HQ to 10 kHz, no alignment"
 BALANCE_CONVENTION = "absolute difference of the left-to-right level ratio, each capped at 40 dB"

@@ -147,16 +147,18 @@ def encode_world(config: Config, model: Path, latents: Path) -> None:
     clips: dict[str, Arrays] = {}
     rows: list[LatentRow] = []
     for index in tqdm(range(config.num_clips), desc="encode", unit="clip", disable=None):
+        # Clips are cut from longer sources, so two thirds start in the middle of things, with earlier sounds still ringing.
+        skipped = index % 3
         seen = scene(
             "base",
             TRANSFORMER_SEED + index,
-            float(shape.duration_s),
+            float(shape.duration_s * (skipped + 1)),
             shape.frame_rate,
             3 * shape.height,
             shape.sample_rate_hz,
         )
-        frames = shrink(seen.frames_FHWC)
-        video, audio = family.encode_clip(frames, seen.waveform_CT)
+        frames = shrink(seen.frames_FHWC[-shape.num_frames :])
+        video, audio = family.encode_clip(frames, seen.waveform_CT[:, -shape.num_samples :])
         clip_id = f"base-{index:05d}"
         clips[clip_id] = {"video": video.numpy(), "audio": audio.numpy(), **conditions_of(family, seen.caption, frames)}
         length = len(clips[clip_id]["text.t2va"])

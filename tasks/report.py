@@ -137,7 +137,13 @@ def cards(report: Report, learned: str, kept: str) -> list[Card]:
         ("Structure", "ssim", BASE, learned, "SSIM against the real clip, 1 is the same."),
         ("Sound", "lsd_db", BASE, learned, "Log-spectral distance to the real sound: less is better."),
         ("Keyframes matter", "psnr_db", SWAPPED, "all", "PSNR with another clip's keyframes and with its own."),
-        ("Motion", "psnr_db", CROSSFADE, learned, "PSNR of fading one keyframe into the other, and of the model."),
+        (
+            "Motion",
+            "psnr_pooled_db",
+            CROSSFADE,
+            learned,
+            "PSNR of fading one keyframe into the other, and of the model.",
+        ),
         ("Memory", "psnr_db", BASE, kept, "PSNR on what the base model already knew: a loss is what was forgotten."),
     ]
     found = [(row, find(report, row[1], row[2], row[3])) for row in wanted]

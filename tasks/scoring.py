@@ -56,7 +56,7 @@ METRICS = {
 }
 COMPARED = (
     ("psnr_db", TUNED, BASE), ("ssim", TUNED, BASE), ("lsd_db", TUNED, BASE), ("envelope_r", TUNED, BASE),
-    ("balance_db", TUNED, BASE), ("psnr_db", TUNED, SWAPPED), ("lsd_db", TUNED, SWAPPED), ("psnr_db", TUNED, CROSSFADE),
+    ("balance_db", TUNED, BASE), ("psnr_db", TUNED, SWAPPED), ("lsd_db", TUNED, SWAPPED), ("psnr_pooled_db", TUNED, CROSSFADE),
     ("lsd_db", TUNED_TEXT, BASE_TEXT),
 )  # fmt: skip
 """Metric, left and right of every paired difference."""

@@ -133,7 +133,7 @@ def test_log_spectral_distance_equals_a_frame_by_frame_computation() -> None:
             piece = np.zeros(256)
             piece[: len(waveform[0, start : start + 256])] = waveform[0, start : start + 256]
             magnitude = np.abs(np.fft.fft(piece * window))[:129] / 64
-            levels.append(np.maximum(20 * np.log10(magnitude), -80))
+            levels.append(np.maximum(20 * np.log10(magnitude), -60))
         distances.append(math.sqrt(np.mean((levels[0] - levels[1]) ** 2)))
     assert lsd_db(reference, degraded, RATE_HZ).value == pytest.approx(np.mean(distances), rel=1e-9)
 
@@ -141,7 +141,7 @@ def test_log_spectral_distance_equals_a_frame_by_frame_computation() -> None:
 def test_spectra_are_in_db_of_a_full_scale_sine_and_floored() -> None:
     spectrum = sound.spectrum_db(tone(1000, 0.1), RATE_HZ)
     assert spectrum.max() == pytest.approx(-20, abs=0.01)
-    assert spectrum.min() == -80
+    assert spectrum.min() == -60
     assert lsd_db(np.zeros((2, 4000)), np.full((2, 4000), 1e-6), RATE_HZ).value == 0
 
 
