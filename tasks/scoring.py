@@ -43,6 +43,7 @@ INNER = "; first and last frame, which are given, are left out"
 METRICS = {
     "psnr_db": Metric("dB", True, picture.PSNR_CONVENTION + INNER, WITH_PICTURE),
     "psnr_pooled_db": Metric("dB", True, "8-bit RGB, squared error pooled over frames" + INNER, WITH_PICTURE),
+    "psnr_middle_db": Metric("dB", True, "as psnr_pooled_db, over the middle half of the frames", WITH_PICTURE),
     "ssim": Metric("", True, picture.SSIM_CONVENTION + INNER, WITH_PICTURE),
     "lsd_db": Metric("dB", False, sound.LSD_CONVENTION, WITH_SOUND),
     "envelope_r": Metric("", True, sound.ENVELOPE_CONVENTION, WITH_SOUND),
@@ -56,7 +57,7 @@ METRICS = {
 }
 COMPARED = (
     ("psnr_db", TUNED, BASE), ("ssim", TUNED, BASE), ("lsd_db", TUNED, BASE), ("envelope_r", TUNED, BASE),
-    ("balance_db", TUNED, BASE), ("psnr_db", TUNED, SWAPPED), ("lsd_db", TUNED, SWAPPED), ("psnr_pooled_db", TUNED, CROSSFADE),
+    ("balance_db", TUNED, BASE), ("psnr_db", TUNED, SWAPPED), ("lsd_db", TUNED, SWAPPED), ("psnr_pooled_db", TUNED, CROSSFADE), ("psnr_middle_db", TUNED, CROSSFADE),
     ("lsd_db", TUNED_TEXT, BASE_TEXT),
 )  # fmt: skip
 """Metric, left and right of every paired difference."""
@@ -73,12 +74,14 @@ class Row(NamedTuple):
 def score_picture(reference: Media, made: Media | None) -> dict[str, Score]:
     """Picture scores of one generation."""
     if made is None:
-        return dict.fromkeys(("psnr_db", "psnr_pooled_db", "ssim"), Score.missing(NO_PARTNER))
+        return dict.fromkeys(("psnr_db", "psnr_pooled_db", "psnr_middle_db", "ssim"), Score.missing(NO_PARTNER))
     # A cross-fade repeats both keyframes exactly: what was given would be scored as if it were made.
     real, shown = reference.frames_FHWC[1:-1], made.frames_FHWC[1:-1]
     psnr = picture.psnr_db(real, shown)
     similarity = picture.ssim(real, shown)
-    return {"psnr_db": psnr.mean, "psnr_pooled_db": psnr.pooled, "ssim": similarity}
+    quarter = len(real) // 4
+    middle = picture.psnr_db(real[quarter : len(real) - quarter], shown[quarter : len(real) - quarter])
+    return {"psnr_db": psnr.mean, "psnr_pooled_db": psnr.pooled, "psnr_middle_db": middle.pooled, "ssim": similarity}
 
 
 def score_sound(clip: Clip, reference: Media, made: Media | None, shape: ClipShape) -> dict[str, Score]:

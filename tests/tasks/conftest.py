@@ -35,7 +35,7 @@ def rows_of(gain_db: float, seed: int, clip_prefix: str) -> list[dict[str, str |
                 clip = f"{clip_prefix}{group}{number:02d}"
                 row = {"clip_id": f"{clip}-000000", "source_id": clip, "group": group, "subset": subset}
                 rows.append(
-                    row | {"psnr_db": own, "psnr_pooled_db": own, "ssim": own / 40, "lsd_db": lsd and lsd - hard / 4}
+                    row | {"psnr_db": own, "psnr_middle_db": own, "ssim": own / 40, "lsd_db": lsd and lsd - hard / 4}
                 )
     return rows
 
@@ -75,7 +75,7 @@ def make_report() -> Callable[..., Report]:
 
     def make(gain_db: float = 0.0, seed: int = 0, weights: str = "a" * 64, clip_prefix: str = "") -> Report:
         rows = rows_of(gain_db, seed, clip_prefix)
-        names = ("psnr_db", "psnr_pooled_db", "ssim", "lsd_db")
+        names = ("psnr_db", "psnr_middle_db", "ssim", "lsd_db")
         metrics = [metric_of(rows, n, s, g) for n in names for s in SUBSETS for g in ("all", *GROUPS)]
         lip = MetricValue(
             name="lse_d", subset="tuned/fl2va", group="all", unit="", value=None, num_items=0, num_attempted=16,
@@ -84,7 +84,7 @@ def make_report() -> Callable[..., Report]:
         pairs = [comparison_of(rows, n, "base/fl2va", g) for n in names for g in ("all", *GROUPS)]
         for group in ("all", *GROUPS):
             pairs.append(comparison_of(rows, "psnr_db", "tuned/fl2va_swapped", group))
-            pairs.append(comparison_of(rows, "psnr_pooled_db", "crossfade", group))
+            pairs.append(comparison_of(rows, "psnr_middle_db", "crossfade", group))
         return Report(
             model="tiny-h3 + all", checkpoint_sha256=weights, base_sha256="b" * 64, seed=0,
             metrics=(*metrics, lip), comparisons=tuple(pairs), per_clip=tuple(rows),

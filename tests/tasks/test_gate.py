@@ -66,7 +66,7 @@ def test_a_model_no_better_than_the_base_fails_each_limit_of_learning(tmp_path: 
     names = failed(limit_checks(config_of(tmp_path), make_report(gain_db=-7.0)))
     assert "psnr_db of tuned/fl2va against base/fl2va on new" in names
     assert "ssim of tuned/fl2va against base/fl2va on new" in names
-    assert "psnr_pooled_db of tuned/fl2va against crossfade on new" in names
+    assert "psnr_middle_db of tuned/fl2va against crossfade on new" in names
     assert "lsd_db of tuned/fl2va against base/fl2va on new" not in names
 
 
