@@ -23,7 +23,7 @@ from tasks.generations import (
     Media,
 )
 
-SYNCNET_REASON = "SyncNet weights are not installed; set SOUNDSTAGE_SYNCNET to the official file"
+SYNCNET_REASON = "lip sync is not measured: it needs the SyncNet weights, and nothing here reads them yet"
 NO_PARTNER = "no other source of the group to take keyframes from"
 """The one way a generation can be absent; every other failure stops the verb."""
 DIGITS = 6
