@@ -43,14 +43,27 @@ def load_section(verb: str, params: Path, overrides: Sequence[str]) -> dict[str,
         *parents, last = key.split(".")
         node = section
         for parent in parents:
-            node = cast(dict[str, Any], node.setdefault(parent, {}))
-        node[last] = yaml.safe_load(value)
+            child = node.setdefault(parent, {})
+            if not isinstance(child, dict):
+                raise ValueError(f"override {override!r}: {parent} is a value, not a section")  # noqa: TRY004 # wrong settings
+            node = cast(dict[str, Any], child)
+        node[last] = parsed(value)
     return section
 
 
 def find(verb: str) -> ModuleType:
     """The verb's file; `run` is the launcher of all others."""
     return importlib.import_module(f"tasks.{'launch' if verb == 'run' else verb}")
+
+
+def parsed(text: str) -> Any:
+    """A value of the command line as YAML; prose that YAML cannot read, or takes for a mapping, stays as it is."""
+    try:
+        value = cast(object, yaml.safe_load(text))
+    except yaml.YAMLError:
+        return text
+    is_prose = isinstance(value, dict) and not text.lstrip().startswith("{")
+    return text if is_prose else cast(Any, value)
 
 
 def describe(verb: str) -> str:

@@ -152,3 +152,13 @@ def test_any_override_lands_at_its_place(tmp_path_factory: pytest.TempPathFactor
     for key in path:
         found = found[key]
     assert found == value
+
+
+def test_prose_on_the_command_line_is_not_taken_for_yaml(tmp_path: Path) -> None:
+    params = tmp_path / "params.yaml"
+    params.write_text("generate: {seed: 0}\n", encoding="utf-8")
+    for prompt in ("'tis a dog", "[x", "a dog: it barks"):
+        assert load_section("generate", params, [f"prompt={prompt}"])["prompt"] == prompt
+    assert load_section("generate", params, ["shape={height: 8}"])["shape"] == {"height": 8}
+    with pytest.raises(ValueError, match="seed is a value"):
+        load_section("generate", params, ["seed.x=1"])
