@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,6 +18,8 @@ from pydantic import BaseModel
 arrow = cast(Any, pa)
 """A compiled library without a single type."""
 Record = TypeVar("Record", bound=BaseModel)
+ROW_GROUP = 10_000
+"""Rows written and read at once: a few MB."""
 
 
 @contextmanager
@@ -94,29 +97,46 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def write_records(path: Path, records: Sequence[BaseModel], kind: type[BaseModel]) -> None:
-    """Write records as Parquet, columns in the order of `kind`, also when there are none."""
-    table = arrow.Table.from_pylist([record.model_dump() for record in records], schema=schema_of(kind))
-    with whole(path) as temporary:
-        pq.write_table(table, temporary)
+def write_records(path: Path, records: Iterable[BaseModel], kind: type[BaseModel]) -> int:
+    """Write records as Parquet, columns in the order of `kind`, also when there are none; returns how many.
+
+    Holds one row group at a time, so records may be streamed by the million.
+    """
+    schema, count, stream = schema_of(kind), 0, iter(records)
+    with whole(path) as temporary, cast(Any, pq.ParquetWriter(temporary, schema)) as writer:
+        while rows := [record.model_dump() for record in itertools.islice(stream, ROW_GROUP)]:
+            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+            count += len(rows)
+    return count
 
 
-def read_records(path: Path, kind: type[Record]) -> list[Record]:
-    """Read what `write_records` wrote.
+def iter_records(path: Path, kind: type[Record]) -> Iterator[Record]:
+    """Stream what `write_records` wrote, one row group at a time.
 
     Raises:
         ValueError: a column is missing or unknown; the message names file and column.
     """
-    rows = cast(list[dict[str, Any]], cast(Any, pq.read_table(path)).to_pylist())
-    return [kind.model_validate(row) for row in rows]
+    with cast(Any, pq.ParquetFile(path)) as file:
+        for batch in file.iter_batches(ROW_GROUP):
+            yield from (kind.model_validate(row) for row in cast(list[dict[str, Any]], batch.to_pylist()))
+
+
+def read_records(path: Path, kind: type[Record]) -> list[Record]:
+    """All of what `iter_records` streams."""
+    return list(iter_records(path, kind))
+
+
+def num_records(path: Path) -> int:
+    """Rows of a Parquet file, from its footer."""
+    return cast(int, cast(Any, pq.read_metadata(path)).num_rows)
 
 
 def schema_of(kind: type[BaseModel]) -> Any:
-    """Arrow schema of a flat record: str, int, float and bool fields, optional or not."""
+    """Arrow schema of a flat record: str, int, float and bool fields, optional or not, and tuples of str."""
     columns = {"str": arrow.string(), "int": arrow.int64(), "float": arrow.float64(), "bool": arrow.bool_()}
     fields: list[Any] = []
     for name, field in kind.model_fields.items():
         text = str(field.annotation)
-        known = next((value for key, value in columns.items() if key in text), arrow.string())
-        fields.append(arrow.field(name, known))
-    return arrow.schema(fields, metadata={"record": kind.__name__, "version": "1"})
+        known = next((value for key, value in columns.items() if key in text and "Literal" not in text), arrow.string())
+        fields.append(arrow.field(name, arrow.list_(known) if text.startswith("tuple[") else known))
+    return arrow.schema(fields, metadata={"record": kind.__name__, "version": "2"})

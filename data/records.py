@@ -57,14 +57,34 @@ class Source(Frozen):
     """First 16 hex digits of the content's SHA-256; a moved or renamed file keeps it."""
     sha256: str
     path: str
-    """As given, relative to the working directory where it lies below it; POSIX, UTF-8."""
+    """As given: relative to the working directory where it lies below it, POSIX, UTF-8; or `s3://…`, `oss://…`."""
     group: str
     """First folder below the source root ("" at the root): lets reports compare parts of a corpus."""
     size_bytes: int
+    use: Literal["clip", "reference"] = "clip"
+    """`reference` is a picture, sound or video that a clip is conditioned on; it is measured, never cut."""
+    references: tuple[str, ...] = ()
+    """Paths of this row's references in order; each has a row of its own."""
+    sound_path: str | None = None
+    """File that the sound comes from where it is not the video itself; it starts with the first frame shown."""
     error: str | None = None
     """Why the file cannot be used at all (not media, no picture, does not decode), else None."""
     caption: str | None = None
+    caption_from: str | None = None
+    """`sidecar`, `table`, or `model NAME prompt HASH` where a captioner wrote it."""
+    caption_language: str | None = None
+    """As the user stated it, else as guessed from the script and common words; ISO 639-1."""
+    licence: str | None = None
+    media_type: str | None = None
+    """By content, never by name: `video/mp4`, `image/png`, `text/html`…"""
     container: str | None = None
+    num_video_streams: int = 0
+    """Without cover art and thumbnails."""
+    num_audio_streams: int = 0
+    video_stream: int | None = None
+    """Index in the file of the picture that is used: the largest, then the default one, then the first."""
+    audio_stream: int | None = None
+    """Likewise of the sound: the default one, then the first."""
     video_codec: str | None = None
     pixel_format: str | None = None
     color_transfer: str | None = None
@@ -75,13 +95,27 @@ class Source(Frozen):
     """Clockwise turn that shows the picture upright, as the file asks for."""
     frame_rate: str = "0"
     """Exact average rate, a fraction such as "24000/1001"."""
+    time_base: str | None = None
+    """Exact tick of the picture's timestamps, s, a fraction."""
     num_frames: int = 0
     """Frames that really decoded, not the header's count."""
+    header_num_frames: int | None = None
+    """What the header promises, where it does."""
+    header_duration_s: float | None = None
+    """Of the whole file, by its header, s."""
+    decoded: Literal["all", "keyframes"] = "all"
+    """What the numbers rest on: every frame and sample, or key frames and timestamps of packets alone."""
     frame_jitter: float = 0.0
     """Largest deviation of a frame interval from the median interval, as a share of it; 0 is constant rate."""
     video_start_s: float = 0.0
     video_duration_s: float = 0.0
     """From the first frame's presentation to the end of the last, s, by decode."""
+    black_share: float = 0.0
+    """Share of frames that are black."""
+    freeze_share: float = 0.0
+    """Share of frames that repeat the one before."""
+    letterbox_share: float = 0.0
+    """Share of the picture that is black bars throughout."""
     audio_codec: str | None = None
     """None where the file has no sound."""
     num_channels: int = 0
@@ -92,6 +126,18 @@ class Source(Frozen):
     """By decode, s."""
     peak: float = 0.0
     """Largest absolute sample, full scale = 1."""
+    true_peak_db: float | None = None
+    """Largest value between samples, dB true peak (ITU-R BS.1770-5, annex 2); None without sound."""
+    loudness_lufs: float | None = None
+    """Integrated (ITU-R BS.1770-5); None without sound, or where it is below the gate of -70."""
+    silent_share: float = 0.0
+    """Share of the sound below -60 dB full scale, in blocks of 0.1 s."""
+    clipped_share: float = 0.0
+    """Share of samples that stand at full scale beside another one."""
+    speech_share: float | None = None
+    """Share of the sound that is speech; None where it was not measured."""
+    dead_side: Literal["left", "right"] | None = None
+    """Side of stereo sound that is silent while the other is not."""
 
 
 class Reject(Frozen):
@@ -117,6 +163,10 @@ TreatmentName = Literal[
     "pad_sound",
     "resize",
     "ten_bit",
+    "tone_map",
+    "choose_stream",
+    "dead_side",
+    "other_sound",
     "caption_by_default",
 ]
 
@@ -130,6 +180,10 @@ class Treatment(Frozen):
     detail: str
 
 
+BoundaryReason = Literal["start", "cut", "drop", "stride"]
+"""`start` of the source; `cut`, a camera cut; `drop`, the content changed without one; `stride`, fixed length."""
+
+
 class Clip(Frozen):
     """A half-open span `[start_s, end_s)` of one source, on the picture's timeline (0 = first frame shown)."""
 
@@ -137,21 +191,48 @@ class Clip(Frozen):
     """Source id, dash, start in milliseconds: `3f2a…-000917`."""
     source_id: str
     path: str
+    sound_path: str | None = None
+    """As `Source.sound_path` says."""
+    references: tuple[str, ...] = ()
     group: str
     caption: str
+    caption_language: str | None = None
+    licence: str | None = None
     start_s: float
     end_s: float
-    boundary_reason: str
-    """Why the clip starts where it does: `start`, `shot` (a camera cut) or `stride` (fixed length)."""
+    boundary_reason: BoundaryReason
+    """Why the clip starts where it does."""
+    boundary_score: float = 0.0
+    """How sure the boundary is, 0–1: similarity lost across it; 0 for `start` and `stride`."""
+    residual_cuts: int = 0
+    """Boundaries that a stricter look still sees inside the clip."""
     has_audio: bool
-    motion: float
-    """Mean absolute luma change between neighbouring frames, 0–1."""
+    motion_p50: float
+    """Median over frames of the median optical flow, picture diagonals a second (DIS flow at 256 px wide)."""
+    motion_p90: float
+    """90th percentile over frames of the same."""
     luma: float
     """Mean luma, 0–1."""
-    sharpness: float
-    """90th percentile over frames of the variance of the Laplacian of 8-bit luma."""
-    loudness_db: float
-    """Root mean square of the sound, dB full scale; -120 for silence."""
+    sharpness_p90: float
+    """90th percentile over frames of the variance of the Laplacian of 8-bit luma at 256 px wide."""
+    motion_blur_index: float = 0.0
+    """How much of the missing sharpness goes with motion, 0–1; to sample by, never a reason to reject."""
+    black_share: float = 0.0
+    freeze_share: float = 0.0
+    letterbox_share: float = 0.0
+    """As in `Source`, over the clip."""
+    loudness_lufs: float | None = None
+    """Ungated (ITU-R BS.1770-5 momentary power, averaged over the clip); None without sound."""
+    silent_share: float = 0.0
+    speech_share: float | None = None
+    dnsmos: float | None = None
+    """Overall speech quality, 1–5 (DNSMOS P.835); None where there is no speech or no weights."""
+    text_share: float | None = None
+    """Share of the picture covered by text; None without a detector."""
+    num_faces: int | None = None
+    """Most faces in one sampled frame; None without a detector."""
+    cluster: str = ""
+    """Smallest source id among the sources that look or sound like this one; its own where none does."""
 
 
 class MetricValue(Frozen):

@@ -40,7 +40,7 @@ class Window(NamedTuple):
 
     start_s: float
     end_s: float
-    reason: Literal["start", "shot", "stride"]
+    reason: Literal["start", "cut", "stride"]
 
 
 def change(before_HWC: NDArray[np.uint8], after_HWC: NDArray[np.uint8]) -> float:
@@ -101,7 +101,7 @@ def windows(shot: Shot, duration_s: Fraction, margin_s: float) -> list[Window]:
     result: list[Window] = []
     for number in range(max(0, int(room // duration_s))):
         start = first + number * duration_s
-        reason = "stride" if number else "shot" if shot.opens_with_cut else "start"
+        reason = "stride" if number else "cut" if shot.opens_with_cut else "start"
         result.append(Window(rounded(start), rounded(start + duration_s), reason))
     return result
 

@@ -142,8 +142,11 @@ def cut_source(source: Source, config: Config) -> Cut:
             end_s=span.end_s,
             boundary_reason=span.reason,
             has_audio=heard,
-            **look._asdict(),
-            loudness_db=features.loudness_db(sound, span.start_s, span.end_s),
+            motion_p50=look.motion,
+            motion_p90=look.motion,
+            luma=look.luma,
+            sharpness_p90=look.sharpness,
+            loudness_lufs=features.loudness_db(sound, span.start_s, span.end_s),
         )
         clips.append(clip)
     return chosen(source, clips, config)
@@ -169,8 +172,8 @@ def fault(clip: Clip, config: Config) -> Reject | None:
     """Why a clip is not worth training on; blur is no reason, since fast motion blurs."""
     if clip.luma < config.min_luma:
         return rejected(clip, "min_luma", f"mean luma {clip.luma:.4f}", f"{config.min_luma:g}")
-    if clip.motion < config.min_motion:
-        return rejected(clip, "min_motion", f"mean luma change {clip.motion:.5f}", f"{config.min_motion:g}")
+    if clip.motion_p50 < config.min_motion:
+        return rejected(clip, "min_motion", f"mean luma change {clip.motion_p50:.5f}", f"{config.min_motion:g}")
     return None
 
 

@@ -56,7 +56,7 @@ def run(config: Config) -> list[Planned]:
 
 def plan(rows: Sequence[LatentRow], clips: Mapping[str, Clip], weights: Mapping[str, float]) -> list[Planned]:
     """Difficulty of every clip: the weighted sum of its feature ranks, ranked again."""
-    motion = ranked([clips[row.clip_id].motion for row in rows])
+    motion = ranked([clips[row.clip_id].motion_p50 for row in rows])
     tokens = ranked([float(row.num_tokens) for row in rows])
     mixed = [weights.get("motion", 0) * m + weights.get("tokens", 0) * t for m, t in zip(motion, tokens, strict=True)]
     return assign([row.clip_id for row in rows], [row.group for row in rows], motion, tokens, ranked(mixed))

@@ -43,6 +43,16 @@ def make_source() -> Callable[..., Source]:
             "sample_rate_hz": 48000,
             "audio_duration_s": 2.0,
             "peak": 0.5,
+            "true_peak_db": -6.0,
+            "loudness_lufs": -20.0,
+            "media_type": "video/mp4",
+            "num_video_streams": 1,
+            "num_audio_streams": 1,
+            "video_stream": 0,
+            "audio_stream": 1,
+            "time_base": "1/12288",
+            "header_num_frames": 48,
+            "header_duration_s": 2.0,
         }
         return Source.model_validate(ordinary | fields)
 
@@ -64,10 +74,12 @@ def make_clip() -> Callable[..., Clip]:
             "end_s": number + 0.916667,
             "boundary_reason": "stride" if number else "start",
             "has_audio": True,
-            "motion": 0.01,
+            "motion_p50": 0.1,
+            "motion_p90": 0.3,
             "luma": 0.5,
-            "sharpness": 500.0,
-            "loudness_db": -20.0,
+            "sharpness_p90": 500.0,
+            "loudness_lufs": -20.0,
+            "cluster": source_id,
         }
         return Clip.model_validate(ordinary | fields)
 

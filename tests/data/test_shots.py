@@ -107,7 +107,7 @@ def test_windows_say_why_they_start_where_they_do():
     opening = windows(Shot(0.0, 3.0, opens_with_cut=False, closes_with_cut=True), CLIP_S, 0.05)
     after_cut = windows(Shot(3.0, 6.0, opens_with_cut=True, closes_with_cut=False), CLIP_S, 0.05)
     assert [window.reason for window in opening] == ["start", "stride", "stride"]
-    assert [window.reason for window in after_cut] == ["shot", "stride", "stride"]
+    assert [window.reason for window in after_cut] == ["cut", "stride", "stride"]
     assert after_cut[0].start_s == 3.05
 
 

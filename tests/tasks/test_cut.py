@@ -73,7 +73,7 @@ def test_clips_lie_within_one_shot_and_know_what_they_are_like(tmp_path: Path, t
     assert [(clip.start_s, clip.end_s, clip.boundary_reason) for clip in clips] == [
         (0.0, 0.916667, "start"),
         (0.916667, 1.833333, "stride"),
-        (2.3, 3.216667, "shot"),
+        (2.3, 3.216667, "cut"),
     ]
     assert clips[2].clip_id == f"{two_shots.source_id}-002300"
     assert [round(clip.loudness_db) for clip in clips[:2]] == [-9, -9]  # a sine of half of full scale

@@ -21,7 +21,7 @@ TOKENS = {"a": 100, "b": 300, "c": 100, "d": 200, "held": 900}
 @pytest.fixture
 def settings(tmp_path: Path, make_clip: Callable[..., Clip]) -> dict[str, Any]:
     """Four training clips and one held out, in a latent store and a table of clips."""
-    clips = [make_clip(name, clip_id=name, motion=motion) for name, motion in MOTION.items()]
+    clips = [make_clip(name, clip_id=name, motion_p50=motion) for name, motion in MOTION.items()]
     write_records(tmp_path / "clips.parquet", clips, Clip)
     latents = tmp_path / "latents"
     write_shard(latents / "shard.safetensors", {name: {"video": np.zeros(1, np.float32)} for name in TOKENS})
