@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import inspect
 import os
@@ -17,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from data.records import DataRefused, GateFailed
-from tasks import MAKERS, PIPELINE
+from tasks import MAKERS, PIPELINE, explain
 
 VERBS = (*MAKERS, *PIPELINE, "run")
 EXIT_CONFIGURATION, EXIT_ENVIRONMENT, EXIT_GATE, EXIT_DATA, EXIT_INTERRUPTED = 2, 3, 4, 5, 130
@@ -66,16 +67,11 @@ def parsed(text: str) -> Any:
     return text if is_prose else cast(Any, value)
 
 
-def describe(verb: str) -> str:
-    """The verb's fields with their sentences, for `--help`."""
+def describe(verb: str, params: Path) -> str:
+    """The verb's settings with their sentences, for `--help`."""
     module = find(verb)
-    config = cast(type[BaseModel], module.Config)
-    heading = "settings (key=value" if verb == "run" else "settings (params.yaml section, or key=value"
-    lines = [(module.__doc__ or "").strip(), "", f"{heading} on the command line):"]
-    for name, field in config.model_fields.items():
-        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
-        lines.append(f"  {name}: {field.description or ''} ({default})")
-    return "\n".join(lines)
+    section = load_section(verb, params, []) if params.is_file() else {}
+    return explain.describe(verb, module.__doc__ or "", cast(type[BaseModel], module.Config), section)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,13 +79,14 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="soundstage",
         description="From a folder of videos to a fine-tuned, measured, registered audio-video model.",
-        epilog="examples:\n  soundstage run\n  soundstage ingest source=/data/my_videos\n"
-        "  soundstage train all\n  soundstage generate --help",
+        usage="soundstage VERB [key=value ...] [--params FILE] [--debug]",
+        epilog=f"verbs:\n{explain.summaries(VERBS)}\n\nexamples:\n  soundstage run\n"
+        "  soundstage ingest source=/data/my_videos\n  soundstage train all\n  soundstage generate --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
     result.add_argument("-h", "--help", action="store_true", help="this text, or the verb's settings")
-    result.add_argument("verb", nargs="?", help=", ".join(VERBS))
+    result.add_argument("verb", nargs="?", help="what to do; `soundstage VERB --help` explains its settings")
     result.add_argument("item", nargs="*", help="a curriculum stage for `train`, then key=value overrides")
     result.add_argument("--params", type=Path, default=Path("params.yaml"), help="settings file")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -101,12 +98,22 @@ def call(verb: str, items: Sequence[str], params: Path) -> None:
     module = find(verb)
     overrides = [item for item in items if "=" in item]
     names = [item for item in items if "=" not in item]
-    config = cast(type[BaseModel], module.Config).model_validate(load_section(verb, params, overrides))
+    kind = cast(type[BaseModel], module.Config)
+    try:
+        config = kind.model_validate(load_section(verb, params, overrides))
+    except ValidationError as error:
+        raise ValueError(explain.one_line(error, kind)) from error
     try:
         inspect.signature(module.run).bind(config, *names)
     except TypeError as error:
-        raise ValueError(f"{' '.join(names) or 'no name given'}: {error}") from error
-    module.run(config, *names)
+        example = next((line for line in (module.__doc__ or "").splitlines() if "soundstage " in line), "").strip()
+        raise ValueError(f"{' '.join(names) or 'no name given'}: {error}; {example}") from error
+    try:
+        module.run(config, *names)
+    except FileNotFoundError as error:
+        if said := explain.remedy(error, verb, config):
+            raise RuntimeError(said) from error
+        raise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,10 +124,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().print_help()
         return 0 if arguments.help else EXIT_CONFIGURATION
     if verb not in VERBS:
-        sys.stderr.write(f"soundstage: no verb {verb!r}; there are {', '.join(VERBS)}\n")
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        sys.stderr.write(f"soundstage: no verb {verb!r}{hint}; there are {', '.join(VERBS)}\n")
         return EXIT_CONFIGURATION
     if arguments.help:
-        sys.stdout.write(describe(verb) + "\n")
+        sys.stdout.write(describe(verb, cast(Path, arguments.params)) + "\n")
         return 0
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads are 20 times slower on a shared machine
     try:
@@ -128,20 +137,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValidationError, ValueError, RuntimeError, GateFailed, DataRefused, OSError) as error:
         if arguments.debug:
             traceback.print_exc()
-        sys.stderr.write(f"soundstage {verb}: {one_line(error)}\n")
+        sys.stderr.write(f"soundstage {verb}: {explain.one_line(error)}\n")
         return exit_status(error)
     except KeyboardInterrupt:
         sys.stderr.write(f"soundstage {verb}: interrupted; run it again to go on\n")
         return EXIT_INTERRUPTED
     return 0
-
-
-def one_line(error: Exception) -> str:
-    """The error as one clear line: pydantic's as `field: message`."""
-    if isinstance(error, ValidationError):
-        parts = [f"{'.'.join(str(key) for key in item['loc']) or 'settings'}: {item['msg']}" for item in error.errors()]
-        return "; ".join(parts)
-    return str(error)
 
 
 def exit_status(error: Exception) -> int:

@@ -96,12 +96,12 @@ def test_traceback_only_with_debug(verb: ModuleType, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["ingest", "limt=3"], "limt: Extra inputs are not permitted"),
+        (["ingest", "limt=3"], "limt: there is no such setting; did you mean limit?"),
         (["ingest", "limit=many"], "limit: Input should be a valid integer"),
         (["ingest", "easy"], "easy: too many positional arguments"),
         (["ingest", "--params", "no.yaml"], "no.yaml does not exist"),
         (["cut"], "params.yaml has no section `cut`"),
-        (["ingst"], "no verb 'ingst'; there are sample"),
+        (["ingst"], "no verb 'ingst'; did you mean ingest?; there are sample"),
     ],
 )
 def test_bad_words_are_answered_in_one_line(
@@ -114,6 +114,24 @@ def test_bad_words_are_answered_in_one_line(
     assert not verb.seen
 
 
+def test_missing_input_names_the_setting_and_the_verb_that_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text("split: {clips: gone.parquet, splits: out, ledger: ledger.parquet}\n")
+    assert main(["split"]) == 3
+    said = capsys.readouterr().err
+    assert "gone.parquet does not exist (split.clips = gone.parquet); run `soundstage cut` first" in said
+
+
+def test_help_descends_into_nested_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "stages.NAME.max_difficulty: Clips up to this difficulty quantile take part. (default 1.0)" in text
+    assert main(["encode", "--help"]) == 0
+    assert "shape.frame_rate:" in capsys.readouterr().out
+
+
 def test_interrupt_says_that_running_again_goes_on(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     verb.error = KeyboardInterrupt()
     assert main(["ingest"]) == 130
@@ -124,7 +142,7 @@ def test_help_shows_example_fields_sentences_and_defaults(verb: ModuleType, caps
     assert main(["ingest", "--help"]) == 0
     text = capsys.readouterr().out
     assert "soundstage ingest limit=2" in text
-    assert "limit: A limit, items. (default 1)" in text
+    assert "limit: A limit, items. (default 1; params.yaml: 3)" in text
 
 
 def test_without_a_verb_the_verbs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

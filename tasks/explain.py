@@ -1,0 +1,141 @@
+"""What the command line says: help from the settings' own sentences, and a way out of every mistake."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from tasks import MAKERS, PIPELINE
+
+FOLDER = Path(__file__).parent
+WRITERS = {"checkpoint": "train", "base": "base", "source": "sample"}
+"""Verbs that write what several earlier verbs only read under the same name."""
+
+
+def summaries(verbs: Sequence[str]) -> str:
+    """A line a verb: its name and the first line of its file, read without importing it."""
+    width = max(len(verb) for verb in verbs)
+    return "\n".join(f"  {verb:<{width}}  {_first_line(verb)}" for verb in verbs)
+
+
+def _first_line(verb: str) -> str:
+    path = FOLDER / f"{'launch' if verb == 'run' else verb}.py"
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+def describe(verb: str, about: str, config: type[BaseModel], section: Mapping[str, Any]) -> str:
+    """The verb's settings, nested ones too: sentence, built-in default, and what params.yaml says where it differs."""
+    where = "key=value" if verb == "run" else f"section `{verb}` of params.yaml, or key=value"
+    lines = [about.strip(), "", f"settings ({where} on the command line; dots descend):"]
+    return "\n".join([*lines, *_fields(config, section, "")])
+
+
+def _fields(config: type[BaseModel], section: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for name, field in config.model_fields.items():
+        given = cast(object, section.get(name))
+        inner, keyed = _model_in(field.annotation)
+        yield f"  {prefix}{name}: {field.description or ''} ({_value(field, given)})"
+        if inner is not None:
+            nested = cast(Mapping[str, Any], given if isinstance(given, Mapping) and not keyed else {})
+            yield from _fields(inner, nested, f"{prefix}{name}.{'NAME.' if keyed else ''}")
+
+
+def _model_in(annotation: object) -> tuple[type[BaseModel] | None, bool]:
+    """The settings inside a field, and whether they stand under names of the user's choice."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is dict:
+        return _model_in(inside[1])[0], True
+    if origin in (Union, UnionType):
+        return next((found for item in inside if (found := _model_in(item))[0] is not None), (None, False))
+    return None, False
+
+
+def _value(field: FieldInfo, given: object) -> str:
+    parts = ["required" if field.is_required() else f"default {_yaml(field.get_default(call_default_factory=True))}"]
+    if given is not None and (shown := _yaml(given)) != parts[0].removeprefix("default "):
+        parts.append(f"params.yaml: {shown}")
+    return "; ".join(parts)
+
+
+def _yaml(value: object) -> str:
+    """A value as one would write it in params.yaml, on one line."""
+    plain: Any = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    if isinstance(plain, Path | str):
+        return str(plain) or '""'
+    if isinstance(plain, tuple | set | frozenset):
+        plain = list(cast("tuple[Any, ...]", plain))
+    text = yaml.safe_dump(plain, default_flow_style=True, width=10_000, sort_keys=False, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def one_line(error: Exception, config: type[BaseModel] | None = None) -> str:
+    """The error as one clear line: pydantic's as `field: message`, with the nearest name for an unknown one."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    parts: list[str] = []
+    for item in error.errors():
+        place = [str(key) for key in item["loc"]]
+        known = _known(config, place[:-1]) if config is not None and item["type"] == "extra_forbidden" else []
+        near = difflib.get_close_matches(place[-1], known, n=1) if known else []
+        said = "there is no such setting" if item["type"] == "extra_forbidden" else item["msg"]
+        parts.append(f"{'.'.join(place) or 'settings'}: {said}{f'; did you mean {near[0]}?' if near else ''}")
+    return "; ".join(parts)
+
+
+def _known(config: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Names of the settings at a place."""
+    here, keyed = config, False
+    for key in path:
+        if keyed:
+            keyed = False
+            continue
+        field = here.model_fields.get(key)
+        inner, keyed = _model_in(field.annotation) if field else (None, False)
+        if inner is None:
+            return []
+        here = inner
+    return list(here.model_fields)
+
+
+def remedy(error: OSError, verb: str, config: BaseModel) -> str:
+    """For a missing input: the file, the setting that names it, and the verb that writes it; "" for other errors."""
+    quoted = re.search(r"'([^']+)'", str(error))  # Arrow's own error holds no name but in its words
+    if not isinstance(error, FileNotFoundError) or not (error.filename or quoted):
+        return ""
+    missing = Path(str(error.filename or (quoted and quoted[1])))
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, Path) and (missing == value or missing.is_relative_to(value)):
+            writer = WRITERS.get(name) or _first_with(name, verb)
+            hint = f"; run `soundstage {writer}` first" if writer and writer != verb else ""
+            return f"{missing} does not exist ({verb}.{name} = {value}){hint}"
+    return ""
+
+
+def _first_with(name: str, verb: str) -> str | None:
+    """The earliest verb of the pipeline with a setting of this name: the one that writes it."""
+    earlier = PIPELINE[: PIPELINE.index(verb)] if verb in PIPELINE else (*MAKERS, *PIPELINE)
+    for candidate in earlier:
+        tree = ast.parse((FOLDER / f"{candidate}.py").read_text(encoding="utf-8"))
+        classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Config")
+        fields = {
+            item.target.id
+            for node in classes
+            for item in node.body
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        }
+        if name in fields:
+            return candidate
+    return None
