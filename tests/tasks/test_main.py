@@ -118,10 +118,10 @@ def test_missing_input_names_the_setting_and_the_verb_that_writes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "params.yaml").write_text("split: {clips: gone.parquet, splits: out, ledger: ledger.parquet}\n")
-    assert main(["split"]) == 3
+    (tmp_path / "params.yaml").write_text("gate: {report: gone.json, verdict: verdict.json}\n")
+    assert main(["gate"]) == 3
     said = capsys.readouterr().err
-    assert "gone.parquet does not exist (split.clips = gone.parquet); run `soundstage cut` first" in said
+    assert "gone.json does not exist (gate.report = gone.json); run `soundstage evaluate` first" in said
 
 
 def test_help_descends_into_nested_settings(capsys: pytest.CaptureFixture[str]) -> None:
