@@ -21,6 +21,7 @@ from data.records import DataRefused, GateFailed
 from tasks import MAKERS, PIPELINE, explain
 
 VERBS = (*MAKERS, *PIPELINE, "run")
+PARAMS = Path("params.yaml")
 EXIT_CONFIGURATION, EXIT_ENVIRONMENT, EXIT_GATE, EXIT_DATA, EXIT_INTERRUPTED = 2, 3, 4, 5, 130
 """Distinct exit statuses, so that a scheduler can tell a bad model from a bad machine."""
 
@@ -88,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("-h", "--help", action="store_true", help="this text, or the verb's settings")
     result.add_argument("verb", nargs="?", help="what to do; `soundstage VERB --help` explains its settings")
     result.add_argument("item", nargs="*", help="a curriculum stage for `train`, then key=value overrides")
-    result.add_argument("--params", type=Path, default=Path("params.yaml"), help="settings file")
+    result.add_argument("--params", type=Path, default=PARAMS, help="settings file")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return result
 
@@ -99,6 +100,8 @@ def call(verb: str, items: Sequence[str], params: Path) -> None:
     overrides = [item for item in items if "=" in item]
     names = [item for item in items if "=" not in item]
     kind = cast(type[BaseModel], module.Config)
+    if verb == "run" and params != PARAMS:
+        raise ValueError(f"--params {params}: `run` reads {PARAMS}, as DVC does; edit that, or run single verbs")
     try:
         config = kind.model_validate(load_section(verb, params, overrides))
     except ValidationError as error:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import yaml
 
-from data.records import Frozen, Report
+from data.records import Frozen, Report, Verdict
 
 Params = dict[str, Any]
 """params.yaml as read: sections by verb."""
@@ -69,7 +69,10 @@ def places(params: Params, root: Path = Path()) -> str:
     report = root / str(params["evaluate"]["report"]) / "report.html"
     generations = root / str(params["generate"]["generations"])
     videos = sorted(generations.rglob("*.mp4"))
+    page = root / str(params.get("browse", {}).get("pages", "data/store/data")) / "index.html"
     rows = [
+        ("verdict", verdict_line(params, root)),
+        ("data", str(page) if page.is_file() else "not made yet"),
         ("report", str(report) if report.is_file() else "not made yet"),
         ("videos", f"{generations}/ ({len(videos)} mp4 files)" if videos else "not made yet"),
         ("model", registered_model(root / str(params["register"]["registered"]))),
@@ -78,6 +81,25 @@ def places(params: Params, root: Path = Path()) -> str:
         ("Prefect", f"PREFECT_HOME=$PWD/data/store/prefect {program('prefect')} server start"),
     ]
     return "\n".join(f"  {name:<8} {text}" for name, text in rows)
+
+
+def verdict_line(params: Params, root: Path) -> str:
+    """What the gate said, and by how much the picture of the learned group got better."""
+    path = root / str(params.get("gate", {}).get("verdict", ""))
+    report = root / str(params["evaluate"]["report"]) / "report.json"
+    if not path.is_file() or not report.is_file():
+        return "not judged yet"
+    verdict = Verdict.model_validate_json(path.read_bytes())
+    group = str(params["evaluate"].get("learned_group", "all"))
+    failed = ", ".join(check.name for check in verdict.checks if not check.passed)
+    said = "passed" if verdict.passed else f"failed: {failed}"
+    for pair in Report.model_validate_json(report.read_bytes()).comparisons:
+        if (pair.name, pair.group, pair.right) == ("psnr_db", group, "base/fl2va") and pair.left == "tuned/fl2va":
+            gain = (
+                f"{pair.difference:+.2f} [{pair.low:.2f}, {pair.high:.2f}] dB PSNR on `{group}`, {pair.num_items} clips"
+            )
+            return f"{said}; tuned − base {gain}"
+    return said
 
 
 def tracking_uri(params: Params) -> str:

@@ -100,6 +100,7 @@ def test_traceback_only_with_debug(verb: ModuleType, capsys: pytest.CaptureFixtu
         (["ingest", "limit=many"], "limit: Input should be a valid integer"),
         (["ingest", "easy"], "easy: too many positional arguments"),
         (["ingest", "--params", "no.yaml"], "no.yaml does not exist"),
+        (["run", "--params", "no.yaml"], "`run` reads params.yaml"),
         (["cut"], "params.yaml has no section `cut`"),
         (["ingst"], "no verb 'ingst'; did you mean ingest?; there are sample"),
     ],

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from data.records import Comparison, MetricValue, Report
-from tasks.summary import Outcome, load_params, metrics_markdown, places, timing_table
+from data.records import Check, Comparison, MetricValue, Report, Verdict
+from tasks.summary import Outcome, load_params, metrics_markdown, places, timing_table, verdict_line
 
 PARAMS = {
     "evaluate": {"report": "store/report"},
@@ -34,7 +34,8 @@ def test_timing_table_tells_skipped_and_failed_apart() -> None:
 def test_places_name_only_what_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     before = places(PARAMS, tmp_path)
-    assert before.count("not made yet") == 2
+    assert before.count("not made yet") == 3
+    assert "not judged yet" in before
     assert "not registered yet" in before
     for name in ("report/report.html", "generations/a/b.mp4"):
         (tmp_path / "store" / name).parent.mkdir(parents=True)
@@ -45,6 +46,25 @@ def test_places_name_only_what_exists(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "(1 mp4 files)" in after
     assert "soundstage-tiny-h3 version 2" in after
     assert "sqlite:///data/store/mlflow/mlflow.db" in after
+
+
+def test_verdict_line_says_whether_and_by_how_much(tmp_path: Path, make_comparison: Callable[..., Comparison]) -> None:
+    gain = make_comparison(
+        name="psnr_db", left="tuned/fl2va", right="base/fl2va", group="new", difference=4.63, low=4.06, high=5.26
+    )
+    report = Report(
+        model="m", checkpoint_sha256="a", base_sha256="b", seed=0, metrics=(), comparisons=(gain,), per_clip=()
+    )
+    (tmp_path / "store/report").mkdir(parents=True)
+    (tmp_path / "store/report/report.json").write_text(report.model_dump_json())
+    checks = (Check(name="forgetting", measured="2 dB", limit="1 dB", passed=False),)
+    verdict = Verdict(report_sha256="a", checkpoint_sha256="b", passed=False, checks=checks, champion=None)
+    (tmp_path / "store/verdict.json").write_text(verdict.model_dump_json())
+    params = {**PARAMS, "gate": {"verdict": "store/verdict.json"}}
+    params["evaluate"] = {**PARAMS["evaluate"], "learned_group": "new"}
+    assert verdict_line(params, tmp_path).startswith(
+        "failed: forgetting; tuned − base +4.63 [4.06, 5.26] dB PSNR on `new`"
+    )
 
 
 def test_tracking_server_of_the_environment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
