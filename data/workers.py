@@ -1,4 +1,4 @@
-"""A function over many items in processes that may crash or hang: each accident costs one item."""
+"""A function over many items in processes that may crash, hang or swell: each accident costs one item."""
 
 from __future__ import annotations
 
@@ -6,86 +6,241 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
+import shutil
+import signal
+import socket
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
+
+import psutil
+
+from data.isolation import Birth, Limits, Lost, serve, sweep_scratch
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-ATTEMPTS = 2
-"""A worker may die of its neighbour's hunger for memory, so an item gets a second, fresh one."""
 LEAVE_S = 5.0
 """An idle child that has not left this long after its pipe was closed, s, is killed."""
 START_S = 300.0
 """A child that has not started after this long, s, never will; importing takes one on an idle machine."""
+LOOK_S = 0.1
+"""How often the memory of busy children is looked at, s: a page fault costs 0.25 µs, so one gains 1.6 GB at most."""
+MAX_ITEMS = 1000
+"""Items after which a child is replaced, so that what libraries leak and leave in temporary files ends with it."""
+RESTED_SHARE = 0.25
+"""Share of its memory limit above which an idle child is replaced: the next item needs the room."""
 
 
-@dataclass(frozen=True)
-class Lost:
-    """An item whose worker did not answer."""
-
-    reason: str
-
-
-@dataclass
 class _Worker(Generic[Item, Result]):
     """One child process and the item it is busy with."""
 
-    function: Callable[[Item], Result]
-    process: Any = None
-    pipe: Connection[Any, Any] = field(init=False)
-    index: int | None = None
-    limit_s: float = 0.0
-    deadline: float = 0.0
-    awake: bool = False
+    def __init__(self, function: Callable[[Item], Result], limits: Limits, scratch: Path) -> None:
+        self.function, self.limits, self.scratch = function, limits, scratch
+        self.process: Any = None
+        self.task: tuple[int, Item] | None = None
+        self.pipe: Connection[Any, Any]
+        self.deadline, self.awake, self.served = 0.0, False, 0
 
     def start(self) -> None:
         """Spawn the child: it inherits no thread, lock or open file of ours."""
         context = multiprocessing.get_context("spawn")
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        bound = threading.current_thread() is threading.main_thread()
+        birth = Birth(self.function, self.limits, str(Path.cwd()), str(self.scratch), bound)
         self.pipe, far_end = cast("tuple[Connection[Any, Any], Connection[Any, Any]]", context.Pipe())
-        self.process = context.Process(target=_serve, args=(far_end, self.function), daemon=True)
+        self.process = context.Process(target=serve, args=(far_end, birth), daemon=True)
         self.process.start()
-        self.awake = False
+        self.awake, self.served = False, 0
         far_end.close()
 
-    def give(self, index: int, item: Item, limit_s: float) -> None:
+    def give(self, index: int, item: Item) -> None:
         """Start on an item."""
         if self.process is None:
             self.start()
-        self.index, self.limit_s = index, limit_s
-        self.deadline = time.monotonic() + limit_s + (0 if self.awake else START_S)
-        with contextlib.suppress(BrokenPipeError):  # it died while idle: reading its answer tells
+        self.task = index, item
+        self.served += 1
+        self.deadline = time.monotonic() + self.limits.seconds + (0 if self.awake else START_S)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died while idle: its answer tells
             self.pipe.send(item)
 
     def greet(self) -> None:
         """Take the new child's first word; its time for the item runs from here, whatever its start took."""
         with contextlib.suppress(EOFError, ConnectionResetError):  # it died: reading its answer tells
             self.pipe.recv()
-        self.awake, self.deadline = True, time.monotonic() + self.limit_s
+        self.awake, self.deadline = True, time.monotonic() + self.limits.seconds
+
+    def answer(self) -> Result | Lost | None:
+        """What became of the item, None while it is at work; a child that failed is ended.
+
+        Raises:
+            Exception: whatever the function raised.
+        """
+        if self.pipe.poll():
+            return self._receive()
+        if self.process.exitcode is not None:  # a copy that it left behind may hold the pipe open
+            return self._crashed()
+        if self.limits.resident_bytes is not None and self.resident() > self.limits.resident_bytes:
+            self.stop(kill=True)
+            return self.limits.too_big()
+        if self.deadline <= time.monotonic():
+            self.stop(kill=True)
+            return self.limits.too_slow()
+        return None
+
+    def _receive(self) -> Result | Lost:
+        try:
+            result, error = cast(tuple[Result, Exception | None], pickle.loads(self.pipe.recv_bytes()))  # noqa: S301 # our child's
+        except (EOFError, ConnectionResetError):
+            return self._crashed()
+        self.task = None
+        if error is not None:
+            raise error
+        crowded = self.limits.resident_bytes and self.resident() > RESTED_SHARE * self.limits.resident_bytes
+        if isinstance(result, Lost) or crowded or self.served >= MAX_ITEMS:
+            self.stop()
+        return result
+
+    def _crashed(self) -> Lost:
+        return Lost(f"crashes the decoder ({self.stop()})", again=True)
+
+    def resident(self) -> int:
+        """Memory the child uses, bytes; 0 where it is gone."""
+        try:
+            return psutil.Process(self.process.pid).memory_info().rss
+        except psutil.Error:
+            return 0
 
     def dismiss(self) -> None:
         """Tell the child to go: an idle one by closing its pipe, so that it puts away what it holds; a busy one dies."""
-        if self.process is not None and self.index is not None:
-            self.process.kill()
+        if self.process is not None and self.task is not None:
+            self._kill()
         elif self.process is not None:
             self.pipe.close()
 
-    def stop(self) -> str:
-        """See the child end; says how it ended."""
+    def stop(self, *, kill: bool = False) -> str:
+        """See the child end, and all it started; says how it ended."""
         if self.process is None:
             return ""
+        if kill:
+            self._kill()
+        elif self.task is None:
+            self.pipe.close()
         self.process.join(timeout=LEAVE_S)
         code = self.process.exitcode
-        if code is None:
-            self.process.kill()
-            self.process.join()
+        self._kill()
+        self.process.join()
         self.pipe.close()
-        self.process, self.index = None, None
+        self.process, self.task = None, None
+        shutil.rmtree(self.scratch, ignore_errors=True)
         return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+
+    def _kill(self) -> None:
+        """End the child and its process group, which bears its number once it has settled in."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+
+
+class _Queue(Generic[Item]):
+    """Items not answered yet: those to come, those at work, those to be tried again."""
+
+    def __init__(self, items: Iterable[Item], window: int | None) -> None:
+        self._items, self._window = enumerate(items), window
+        self._again: deque[tuple[int, Item]] = deque()
+        self._open: set[int] = set()
+        self._tried: set[int] = set()
+        self._next = 0
+
+    def take(self) -> tuple[int, Item] | None:
+        """The next item and its index; None where there is none, or none yet."""
+        if self._again:
+            return self._again.popleft()
+        if self._window is not None and self._open and self._next >= min(self._open) + self._window:
+            return None
+        task = next(self._items, None)
+        if task is not None:
+            self._open.add(task[0])
+            self._next = task[0] + 1
+        return task
+
+    def wants_again(self, index: int, item: Item, answer: object) -> bool:
+        """Whether an answered item gets a second try, its last; else it is done with."""
+        if isinstance(answer, Lost) and answer.again and index not in self._tried:
+            self._tried.add(index)
+            self._again.append((index, item))
+            return True
+        self._tried.discard(index)
+        self._open.discard(index)
+        return False
+
+
+class Pool(Generic[Item, Result]):
+    """Children that answer for items; they stay between calls, until `close`."""
+
+    def __init__(self, function: Callable[[Item], Result], num_workers: int, limits: Limits) -> None:
+        prefix = f"soundstage-{socket.gethostname()}-"
+        sweep_scratch(prefix)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
+        self._workers = [_Worker(function, limits, self._folder / str(number)) for number in range(num_workers)]
+
+    def __enter__(self) -> Pool[Item, Result]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def answers(self, items: Iterable[Item], window: int | None = None) -> Iterator[tuple[int, Result | Lost]]:
+        """Results with their items' indices, in the order they come.
+
+        Takes an item from `items` when a child is free for it and no unanswered one lies `window` or more before it.
+
+        Raises:
+            Exception: whatever the function raised.
+        """
+        queue = _Queue(items, window)
+        try:
+            while True:
+                for worker in [worker for worker in self._workers if worker.task is None]:
+                    if (task := queue.take()) is not None:
+                        worker.give(*task)
+                if not (busy := self._busy()):
+                    return
+                _wait(busy)
+                for worker in busy:
+                    index, item = cast("tuple[int, Item]", worker.task)
+                    answer = worker.answer()
+                    if worker.task is None and not queue.wants_again(index, item, answer):
+                        yield index, cast("Result | Lost", answer)
+        finally:
+            for worker in self._busy():
+                worker.stop(kill=True)
+
+    def _busy(self) -> list[_Worker[Item, Result]]:
+        return [worker for worker in self._workers if worker.task is not None]
+
+    def close(self) -> None:
+        """End the children and delete their temporary files."""
+        for worker in self._workers:
+            worker.dismiss()
+        for worker in self._workers:
+            worker.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _wait(busy: Sequence[_Worker[Item, Result]]) -> None:
+    """Wait until a child says something, or it is time to look at them; greet those that woke up."""
+    patience = max(0.0, min(LOOK_S, min(worker.deadline for worker in busy) - time.monotonic()))
+    ready = multiprocessing.connection.wait([worker.pipe for worker in busy], timeout=patience)
+    for worker in busy:
+        if worker.pipe in ready and not worker.awake:
+            worker.greet()
 
 
 def map_isolated(
@@ -98,76 +253,6 @@ def map_isolated(
     Raises:
         Exception: whatever `function` raised.
     """
-    waiting = deque(range(len(items)))
-    attempts = [0] * len(items)
-    workers = [_Worker(function) for _ in range(max(1, min(num_workers, len(items))))]
-    try:
-        while waiting or any(worker.index is not None for worker in workers):
-            for worker in workers:
-                if worker.index is None and waiting:
-                    index = waiting.popleft()
-                    attempts[index] += 1
-                    worker.give(index, items[index], limit_s)
-            for worker in _answering(workers):
-                index, answer = cast(int, worker.index), _answer(worker, limit_s)
-                if isinstance(answer, Lost) and answer.reason.startswith("crash") and attempts[index] < ATTEMPTS:
-                    waiting.append(index)
-                elif answer is not None:
-                    yield index, answer
-    finally:
-        for worker in workers:
-            worker.dismiss()
-        for worker in workers:
-            worker.stop()
-
-
-def _answering(workers: Sequence[_Worker[Item, Result]]) -> list[_Worker[Item, Result]]:
-    """Workers that have an answer, died or ran out of time; waits for the first."""
-    busy = [worker for worker in workers if worker.index is not None]
-    patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-    ready = multiprocessing.connection.wait([worker.pipe for worker in busy], timeout=patience)
-    for worker in [worker for worker in busy if worker.pipe in ready and not worker.awake]:
-        worker.greet()
-    now = time.monotonic()
-    return [worker for worker in busy if worker.pipe.poll() or worker.deadline <= now]
-
-
-def _answer(worker: _Worker[Item, Result], limit_s: float) -> Result | Lost:
-    """What became of the worker's item; a worker that failed is stopped and starts afresh with its next item."""
-    if not worker.pipe.poll():
-        worker.process.kill()
-        worker.stop()
-        return Lost(f"takes longer than {limit_s:g} s")
-    try:
-        result, error = cast(tuple[Result, Exception | None], worker.pipe.recv())
-    except (EOFError, ConnectionResetError):
-        return Lost(f"crashes the decoder ({worker.stop()})")
-    worker.index = None
-    if error is not None:
-        raise error
-    return result
-
-
-def _serve(pipe: Connection[Any, Any], function: Callable[[Any], Any]) -> None:
-    """The child's life: greet, then answer until the parent hangs up."""
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    with contextlib.suppress(EOFError, OSError):
-        pipe.send(None)
-        while True:
-            pipe.send(_outcome(function, pipe.recv()))
-
-
-def _follow_parent() -> None:
-    """End at once when the parent is killed: a child busy with a long item would go on for nobody."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _outcome(function: Callable[[Item], Result], item: Item) -> tuple[Result | None, Exception | None]:
-    """What the function returns or raises."""
-    try:
-        return function(item), None
-    except Exception as error:  # noqa: BLE001  # it is raised again in the parent
-        return None, error
+    if items:
+        with Pool(function, num_workers, Limits(limit_s)) as pool:
+            yield from pool.answers(items)
