@@ -41,8 +41,8 @@ RESTED_SHARE = 0.25
 class _Worker(Generic[Item, Result]):
     """One child process and the item it is busy with."""
 
-    def __init__(self, function: Callable[[Item], Result], limits: Limits, scratch: Path) -> None:
-        self.function, self.limits, self.scratch = function, limits, scratch
+    def __init__(self, function: Callable[[Item], Result], limits: Limits, folder: Path, scratch: Path) -> None:
+        self.function, self.limits, self.folder, self.scratch = function, limits, folder, scratch
         self.process: Any = None
         self.task: tuple[int, Item] | None = None
         self.pipe: Connection[Any, Any]
@@ -53,7 +53,7 @@ class _Worker(Generic[Item, Result]):
         context = multiprocessing.get_context("spawn")
         self.scratch.mkdir(parents=True, exist_ok=True)
         bound = threading.current_thread() is threading.main_thread()
-        birth = Birth(self.function, self.limits, str(Path.cwd()), str(self.scratch), bound)
+        birth = Birth(self.function, self.limits, str(self.folder), str(self.scratch), bound)
         self.pipe, far_end = cast("tuple[Connection[Any, Any], Connection[Any, Any]]", context.Pipe())
         self.process = context.Process(target=serve, args=(far_end, birth), daemon=True)
         self.process.start()
@@ -148,7 +148,7 @@ class _Worker(Generic[Item, Result]):
         self.process.kill()
 
 
-class _Queue(Generic[Item]):
+class Queue(Generic[Item]):
     """Items not answered yet: those to come, those at work, those to be tried again."""
 
     def __init__(self, items: Iterable[Item], window: int | None) -> None:
@@ -182,13 +182,16 @@ class _Queue(Generic[Item]):
 
 
 class Pool(Generic[Item, Result]):
-    """Children that answer for items; they stay between calls, until `close`."""
+    """Children that answer for items; they stay between calls, until `close`. They work in `folder`, else in ours."""
 
-    def __init__(self, function: Callable[[Item], Result], num_workers: int, limits: Limits) -> None:
+    def __init__(
+        self, function: Callable[[Item], Result], num_workers: int, limits: Limits, folder: Path | None = None
+    ) -> None:
         prefix = f"soundstage-{socket.gethostname()}-"
         sweep_scratch(prefix)
         self._folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
-        self._workers = [_Worker(function, limits, self._folder / str(number)) for number in range(num_workers)]
+        place = folder or Path.cwd()
+        self._workers = [_Worker(function, limits, place, self._folder / str(n)) for n in range(num_workers)]
 
     def __enter__(self) -> Pool[Item, Result]:
         return self
@@ -204,7 +207,7 @@ class Pool(Generic[Item, Result]):
         Raises:
             Exception: whatever the function raised.
         """
-        queue = _Queue(items, window)
+        queue = Queue(items, window)
         try:
             while True:
                 for worker in [worker for worker in self._workers if worker.task is None]:
