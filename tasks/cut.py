@@ -111,7 +111,8 @@ def unreadable(source: Source, reason: str) -> Cut:
 
 def cut_source(source: Source, config: Config) -> Cut:
     """All clips of one source, from one pass over its pictures and one over its sound; errors become a reject."""
-    from data import features, media, shots
+    from data import features_before as features
+    from data import media, shots
 
     height, width = analysis_size(source, config)
     path = Path(source.path)
