@@ -1,25 +1,25 @@
-"""What a media file really holds, found by decoding all of it: headers promise, decoders tell."""
+"""What the frames and the sound of a file say about it, noted while they pass: headers promise, decoders tell."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
-from typing import cast
 
-import numpy as np
 from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 from av.container import InputContainer
+from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
+from data.hearing import Listener
 from data.media_layout import Orientation, orientation
-from data.media_open import Unreadable, opened, picture_stream, sound_stream
+from data.media_open import Unreadable
 from data.media_picture import PictureClock
 from data.media_sound import SoundClock
 
@@ -28,30 +28,25 @@ Facts = dict[str, str | int | float | None]
 
 MISSING_S = 0.25
 """A stream that ends this much before its header says is cut short; less is rounding of headers."""
-
-
-def probe(path: Path) -> Facts:
-    """The picture and sound fields of `records.Source`; what is wrong with the file is in `error`, never raised.
-
-    Decodes every frame and all sound of the streams that would be used, and holds none of them.
-    """
-    try:
-        with opened(path) as container:
-            return _measure(container)
-    except Unreadable as error:
-        return {"error": str(error)}
+BACK_S = 1.0
+"""Timestamps that go back by more belong to another recording; less is a muxer's clumsiness."""
+MAX_GAP_S = 600.0
+"""Longest hole in the sound that is filled with silence."""
+MAX_SPAN_S = 48 * 3600.0
+"""Longest film, s; a time scale far off looks like one of years."""
 
 
 @dataclass
-class _Picture:
-    """What is learned while frames pass."""
+class PictureNotes:
+    """What is learned while frames pass; with `from_packets`, times come from packets and frames give the rest."""
 
     stream: VideoStream
+    from_packets: bool = False
     clock: PictureClock = field(init=False)
-    times: list[float] = field(default_factory=list[float])
+    times: array[float] = field(default_factory=lambda: array("d"))
     last_duration_s: float = 0.0
     num_damaged: int = 0
-    turned: Orientation = field(default_factory=Orientation)
+    turned: Orientation | None = None
     size: tuple[int, int] = (0, 0)
     transfer: int = 0
     format: str = ""
@@ -59,102 +54,103 @@ class _Picture:
     def __post_init__(self) -> None:
         self.clock = PictureClock(self.stream)
 
-    def take(self, frame: VideoFrame) -> None:
-        """Note one frame."""
-        if not self.times:
+    def take(self, frame: VideoFrame) -> float:
+        """Note one frame; its time in the container, s."""
+        seconds = self.clock.seconds(frame)
+        if self.turned is None:
             self.turned, self.size = orientation(frame), (frame.height, frame.width)
             self.transfer, self.format = frame.color_trc, frame.format.name
-        self.times.append(self.clock.seconds(frame))
         self.num_damaged += frame.is_corrupt
-        self.last_duration_s = float(frame.duration * (frame.time_base or 0)) if frame.duration else 0.0
+        if not self.from_packets:
+            duration = frame.duration * (frame.time_base or 0) if frame.duration else 0
+            self.note_time(seconds, float(duration))
+        return seconds
+
+    def take_packet(self, packet: Packet[VideoStream]) -> None:
+        """Note a packet's timestamps; those that are decoded for others' sake alone are never shown."""
+        if packet.pts is not None and packet.time_base and not packet.is_discard:
+            self.note_time(float(packet.pts * packet.time_base), float((packet.duration or 0) * packet.time_base))
+
+    def note_time(self, seconds: float, duration_s: float) -> None:
+        """Note when one frame is shown.
+
+        Raises:
+            Unreadable: it is far from all others.
+        """
+        back_s = MAX_SPAN_S if self.from_packets else BACK_S  # packets come in the order of decoding
+        if self.times and self.times[-1] - seconds > back_s:
+            raise Unreadable(
+                f"timestamps go back from {self.times[-1]:.2f} s to {seconds:.2f} s at frame {len(self.times)}"
+            )
+        if self.times and abs(seconds - self.times[0]) > MAX_SPAN_S:
+            raise Unreadable(f"frames lie {abs(seconds - self.times[0]):.0f} s apart; limit {MAX_SPAN_S:.0f} s")
+        self.times.append(seconds)
+        self.last_duration_s = duration_s
+
+    def facts(self) -> Facts:
+        """The picture fields of `records.Source`."""
+        times, tick = sorted(self.times), float(self.stream.time_base or 0)
+        intervals = [later - earlier for earlier, later in itertools.pairwise(times)]
+        median = statistics.median(intervals) if intervals else 0.0
+        deviation = max(0.0, max((abs(item - median) for item in intervals), default=0.0) - 1.001 * tick)
+        rate = average_rate(times, self.stream, tick)
+        height, width = upright_size(self)
+        transfer = self.transfer
+        return {
+            "pixel_format": self.format,
+            "color_transfer": ColorTrc(transfer).name.lower() if transfer in list(ColorTrc) and transfer != 2 else None,
+            "width": width,
+            "height": height,
+            "rotation_deg": 90 * (self.turned or Orientation()).turns,
+            "frame_rate": str(rate),
+            "num_frames": len(times),
+            "frame_jitter": round(deviation / median, 4) if median > 0 else 0.0,
+            "video_start_s": times[0],
+            "video_duration_s": times[-1] - times[0] + (self.last_duration_s or median) if intervals else 0.0,
+        }
 
 
 @dataclass
-class _Sound:
+class SoundNotes:
     """What is learned while sound passes."""
 
     stream: AudioStream
+    speech_too: bool = False
     clock: SoundClock = field(init=False)
+    listener: Listener | None = None
     start: int | None = None
     stop: int = 0
-    peak: float = 0.0
     layout: str = ""
 
     def __post_init__(self) -> None:
         self.clock = SoundClock(self.stream)
 
     def take(self, frame: AudioFrame) -> None:
-        """Note one block of sound."""
-        position, block = self.clock.place(frame)
-        if self.start is None:
-            self.start, self.layout = position, frame.layout.name
-        self.stop = max(self.stop, position + block.shape[1])
-        self.peak = max(self.peak, float(np.abs(block).max(initial=0.0)))
+        """Note one piece of sound.
+
+        Raises:
+            Unreadable: rate or channels change, or timestamps leap.
+        """
+        position, samples_CT = self.clock.place(frame)
+        if self.listener is None or self.start is None:
+            self.start = self.stop = position
+            self.layout = frame.layout.name
+            self.listener = Listener(self.clock.rate, self.clock.names or (), speech_too=self.speech_too)
+        gap_s, span_s = (position - self.stop) / self.clock.rate, (position - self.start) / self.clock.rate
+        if gap_s < -BACK_S or gap_s > MAX_GAP_S or span_s > MAX_SPAN_S:
+            at_s = self.stop / self.clock.rate
+            raise Unreadable(
+                f"sound leaps from {at_s:.2f} s to {at_s + gap_s:.2f} s; limits -{BACK_S:g} s, +{MAX_GAP_S:g} s"
+            )
+        if position > self.stop:
+            self.listener.take_silence(position - self.stop)
+        fresh_CT = samples_CT[:, max(0, self.stop - position) :]
+        if fresh_CT.shape[1]:
+            self.listener.take(fresh_CT)
+        self.stop = max(self.stop, position + samples_CT.shape[1])
 
 
-def _measure(container: InputContainer) -> Facts:
-    """Decode both streams in one pass and describe them.
-
-    Raises:
-        Unreadable: no picture, a still, damaged or cut short.
-    """
-    picture = _Picture(picture_stream(container))
-    audio = sound_stream(container)
-    sound = None if audio is None else _Sound(audio)
-    for frame in _frames(container, picture.stream, audio):
-        if isinstance(frame, VideoFrame):
-            picture.take(frame)
-        elif sound is not None:
-            sound.take(frame)
-    if not picture.times:
-        raise Unreadable("holds no frame that decodes")
-    if len(picture.times) == 1:
-        raise Unreadable("holds one frame: a still, not a video")
-    if picture.num_damaged:
-        raise Unreadable(f"{picture.num_damaged} of {len(picture.times)} frames are damaged")
-    facts = {"container": container.format.name, **_picture_facts(picture), **_sound_facts(sound)}
-    _refuse_cut_short(container, facts)
-    return facts
-
-
-def _frames(
-    container: InputContainer, video: VideoStream, audio: AudioStream | None
-) -> Iterator[VideoFrame | AudioFrame]:
-    """All frames of the two streams in the order of the file."""
-    streams = (video,) if audio is None else (video, audio)
-    for packet in container.demux(*streams):
-        if packet.is_corrupt:
-            raise Unreadable("is damaged or cut short: a packet is incomplete")
-        yield from cast(Sequence[VideoFrame | AudioFrame], packet.decode())
-
-
-def _picture_facts(picture: _Picture) -> Facts:
-    times = sorted(picture.times)
-    intervals = [later - earlier for earlier, later in itertools.pairwise(times)]
-    median = statistics.median(intervals)
-    tick = float(picture.stream.time_base or 0)
-    deviation = max(0.0, max(abs(interval - median) for interval in intervals) - 1.001 * tick)
-    aspect = picture.stream.codec_context.sample_aspect_ratio or Fraction(1)
-    height, width = picture.size[0], round(picture.size[1] * aspect)
-    if picture.turned.turns % 2:
-        height, width = width, height
-    transfer = picture.transfer
-    return {
-        "video_codec": picture.stream.codec_context.codec.canonical_name,
-        "pixel_format": picture.format,
-        "color_transfer": ColorTrc(transfer).name.lower() if transfer in list(ColorTrc) and transfer != 2 else None,
-        "width": width,
-        "height": height,
-        "rotation_deg": 90 * picture.turned.turns,
-        "frame_rate": str(_average_rate(times, picture.stream, tick)),
-        "num_frames": len(times),
-        "frame_jitter": round(deviation / median, 4) if median > 0 else 0.0,
-        "video_start_s": times[0],
-        "video_duration_s": times[-1] - times[0] + (picture.last_duration_s or median),
-    }
-
-
-def _average_rate(times: Sequence[float], stream: VideoStream, tick: float) -> Fraction:
+def average_rate(times: Sequence[float], stream: VideoStream, tick: float) -> Fraction:
     """The header's exact rate where the timestamps agree with it, else what they show."""
     span = times[-1] - times[0]
     if span <= 0:
@@ -166,33 +162,53 @@ def _average_rate(times: Sequence[float], stream: VideoStream, tick: float) -> F
     return Fraction(measured).limit_denominator(1000)
 
 
-def _sound_facts(sound: _Sound | None) -> Facts:
-    if sound is None or sound.start is None or sound.clock.names is None:
-        return {"audio_codec": None}
-    rate = sound.clock.rate
-    return {
-        "audio_codec": sound.stream.codec_context.codec.canonical_name,
-        "num_channels": len(sound.clock.names),
-        "channel_layout": sound.layout,
-        "sample_rate_hz": rate,
-        "audio_start_s": sound.start / rate,
-        "audio_duration_s": (sound.stop - sound.start) / rate,
-        "peak": round(sound.peak, 6),
+def upright_size(notes: PictureNotes) -> tuple[int, int]:
+    """Height and width as displayed, px."""
+    aspect = notes.stream.codec_context.sample_aspect_ratio or Fraction(1)
+    height, width = notes.size[0], max(1, round(notes.size[1] * aspect))
+    return (width, height) if notes.turned is not None and notes.turned.turns % 2 else (height, width)
+
+
+def stream_facts(container: InputContainer, video: VideoStream | None, audio: AudioStream | None) -> Facts:
+    """What the headers say of the streams that are used."""
+    facts: Facts = {
+        "container": container.format.name,
+        "header_duration_s": None if container.duration is None else container.duration / 1_000_000,
     }
+    if video is not None:
+        facts |= {
+            "video_stream": video.index,
+            "video_codec": video.codec_context.codec.canonical_name,
+            "time_base": str(video.time_base),
+            "header_num_frames": video.frames or None,
+        }
+    return facts | sound_stream_facts(audio)
 
 
-def _refuse_cut_short(container: InputContainer, facts: Facts) -> None:
+def sound_stream_facts(audio: AudioStream | None) -> Facts:
+    """Likewise of the sound."""
+    if audio is None:
+        return {"audio_stream": None, "audio_codec": None}
+    return {"audio_stream": audio.index, "audio_codec": audio.codec_context.codec.canonical_name}
+
+
+def refuse_cut_short(facts: Facts) -> None:
     """Compare what decoded with what the header promised, where nothing else noticed a missing end.
 
     Raises:
         Unreadable: more than `MISSING_S` is missing from the longer stream.
     """
-    if container.duration is None:
+    promised_s = facts.get("header_duration_s")
+    if promised_s is None:
         return
-    start_s = min(float(facts["video_start_s"] or 0), float(facts.get("audio_start_s") or 0))
-    ends = [float(facts["video_start_s"] or 0) + float(facts["video_duration_s"] or 0)]
-    if facts["audio_codec"] is not None:
-        ends.append(float(facts["audio_start_s"] or 0) + float(facts["audio_duration_s"] or 0))
-    promised_s, decoded_s = container.duration / 1_000_000, max(ends) - start_s
-    if promised_s - decoded_s > MISSING_S:
-        raise Unreadable(f"is cut short: {decoded_s:.2f} s of {promised_s:.2f} s decode")
+    spans = [(float(facts.get(f"{kind}_start_s") or 0), float(facts.get(f"{kind}_duration_s") or 0)) for kind in KINDS]
+    lasting = [(start, start + length) for start, length in spans if length > 0]
+    if not lasting:
+        return
+    start_s = min(0.0, *(start for start, _ in lasting))
+    decoded_s = max(end for _, end in lasting) - min(start_s, *(start for start, _ in lasting))
+    if float(promised_s) - decoded_s > MISSING_S:
+        raise Unreadable(f"is cut short: {decoded_s:.2f} s of {float(promised_s):.2f} s decode")
+
+
+KINDS = ("video", "audio")

@@ -105,6 +105,22 @@ def read_sound(path: Path) -> tuple[NDArray[np.float32], int, float]:
     return _laid_out(blocks, start, stop), clock.rate, start / clock.rate - origin_s
 
 
+def first_sound_s(path: Path) -> float:
+    """Container time of the first sample, s; 0 where the file has no sound.
+
+    Raises:
+        Unreadable: the file does not decode.
+    """
+    with opened(path) as container:
+        stream = sound_stream(container)
+        if stream is None:
+            return 0.0
+        clock = SoundClock(stream)
+        for frame in container.decode(stream):
+            return clock.place(frame)[0] / clock.rate
+    return 0.0
+
+
 def read_stereo(
     path: Path, start_s: float, duration_s: float, rate_hz: int, *, may_seek: bool = True
 ) -> NDArray[np.float32]:
