@@ -58,7 +58,7 @@ class Engine(Frozen):
     @property
     def limits(self) -> Limits:
         """What one item may use."""
-        return Limits(self.max_item_s, round(self.max_item_gb * GB), round(self.max_file_gb * GB))
+        return Limits(self.max_item_s, round(self.max_item_gb * GB), round(self.max_file_gb * GB), "engine")
 
 
 def map_ordered(function: Callable[[Item], Result], items: Iterable[Item], engine: Engine) -> Iterator[Result | Lost]:

@@ -44,19 +44,27 @@ class Limits(NamedTuple):
     file_bytes: int | None = None
     """Largest file it may write, bytes; None: as large as the disk takes."""
 
+    options: str = ""
+    """Section whose settings these are, for messages: `engine` has `max_item_s`, `max_item_gb`, `max_file_gb`."""
+
     def too_slow(self) -> Lost:
         """The verdict on an item that hangs."""
-        return Lost(f"takes longer than {self.seconds:g} s")
+        return Lost(f"takes longer than {self.seconds:g} s{self._limit('max_item_s')}")
 
     def too_big(self) -> Lost:
         """The verdict on an item that needs too much memory."""
-        limit = f"; limit engine.max_item_gb = {self.resident_bytes / GB:g}" if self.resident_bytes else ""
-        return Lost(f"needs more memory than it may{limit}", again=True)
+        return Lost(f"needs more than {_in_gb(self.resident_bytes)} of memory{self._limit('max_item_gb')}", again=True)
 
     def too_long(self) -> Lost:
         """The verdict on an item that writes too large a file."""
-        limit = f"; limit engine.max_file_gb = {self.file_bytes / GB:g}" if self.file_bytes else ""
-        return Lost(f"writes a larger file than it may{limit}")
+        return Lost(f"writes a file of more than {_in_gb(self.file_bytes)}{self._limit('max_file_gb')}")
+
+    def _limit(self, option: str) -> str:
+        return f"; limit {self.options}.{option}" if self.options else ""
+
+
+def _in_gb(size_bytes: int | None) -> str:
+    return "what there is" if size_bytes is None else f"{size_bytes / GB:g} GB"
 
 
 class Birth(NamedTuple):

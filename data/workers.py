@@ -34,8 +34,8 @@ LOOK_S = 0.1
 """How often the memory of busy children is looked at, s: a page fault costs 0.25 µs, so one gains 1.6 GB at most."""
 MAX_ITEMS = 1000
 """Items after which a child is replaced, so that what libraries leak and leave in temporary files ends with it."""
-RESTED_SHARE = 0.25
-"""Share of its memory limit above which an idle child is replaced: the next item needs the room."""
+GROWTH_SHARE = 0.25
+"""Share of its memory limit that a child may gain after its first item; then it is replaced: the next needs the room."""
 
 
 class _Worker(Generic[Item, Result]):
@@ -46,7 +46,7 @@ class _Worker(Generic[Item, Result]):
         self.process: Any = None
         self.task: tuple[int, Item] | None = None
         self.pipe: Connection[Any, Any]
-        self.deadline, self.awake, self.served = 0.0, False, 0
+        self.deadline, self.awake, self.served, self.at_first = 0.0, False, 0, 0
 
     def start(self) -> None:
         """Spawn the child: it inherits no thread, lock or open file of ours."""
@@ -70,7 +70,7 @@ class _Worker(Generic[Item, Result]):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died while idle: its answer tells
             self.pipe.send(item)
 
-    def greet(self) -> None:
+    def _greet(self) -> None:
         """Take the new child's first word; its time for the item runs from here, whatever its start took."""
         with contextlib.suppress(EOFError, ConnectionResetError):  # it died: reading its answer tells
             self.pipe.recv()
@@ -83,7 +83,7 @@ class _Worker(Generic[Item, Result]):
             Exception: whatever the function raised.
         """
         if self.pipe.poll():
-            return self._receive()
+            return self._receive() if self.awake else self._greet()
         if self.process.exitcode is not None:  # a copy that it left behind may hold the pipe open
             return self._crashed()
         if self.limits.resident_bytes is not None and self.resident() > self.limits.resident_bytes:
@@ -97,15 +97,21 @@ class _Worker(Generic[Item, Result]):
     def _receive(self) -> Result | Lost:
         try:
             result, error = cast(tuple[Result, Exception | None], pickle.loads(self.pipe.recv_bytes()))  # noqa: S301 # our child's
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # also in the middle of its answer
             return self._crashed()
         self.task = None
         if error is not None:
             raise error
-        crowded = self.limits.resident_bytes and self.resident() > RESTED_SHARE * self.limits.resident_bytes
-        if isinstance(result, Lost) or crowded or self.served >= MAX_ITEMS:
+        if isinstance(result, Lost) or self.served >= MAX_ITEMS or self._has_grown():
             self.stop()
         return result
+
+    def _has_grown(self) -> bool:
+        if self.limits.resident_bytes is None:
+            return False
+        if self.served == 1:
+            self.at_first = self.resident()
+        return self.resident() - self.at_first > GROWTH_SHARE * self.limits.resident_bytes
 
     def _crashed(self) -> Lost:
         return Lost(f"crashes the decoder ({self.stop()})", again=True)
@@ -238,12 +244,9 @@ class Pool(Generic[Item, Result]):
 
 
 def _wait(busy: Sequence[_Worker[Item, Result]]) -> None:
-    """Wait until a child says something, or it is time to look at them; greet those that woke up."""
-    patience = max(0.0, min(LOOK_S, min(worker.deadline for worker in busy) - time.monotonic()))
-    ready = multiprocessing.connection.wait([worker.pipe for worker in busy], timeout=patience)
-    for worker in busy:
-        if worker.pipe in ready and not worker.awake:
-            worker.greet()
+    """Wait until a child says something, or it is time to look at them."""
+    patience = max(0.0, min(LOOK_S, *(worker.deadline - time.monotonic() for worker in busy)))
+    multiprocessing.connection.wait([worker.pipe for worker in busy], timeout=patience)
 
 
 def map_isolated(

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
-from data.workers import Lost, map_isolated
+from data.isolation import Limits, Lost
+from data.workers import Pool, map_isolated
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,3 +109,152 @@ def test_dismissed_workers_leave_nothing_for_others_to_put_away(tmp_path: Path) 
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "[3, 6]\n"
     assert "leaked" not in done.stderr
+
+
+LIMITS = Limits(seconds=4, resident_bytes=300_000_000, file_bytes=5_000_000, options="engine")
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def hang_in_c() -> None:
+    """Hold the interpreter in a C call, so that no thread and no signal handler of the child ever runs."""
+    ctypes.PyDLL(None).sleep(60)
+
+
+def swell() -> None:
+    """Take memory bit by bit, as a decoder does that is told to keep ever more frames."""
+    kept: list[bytearray] = []
+    while True:
+        kept.append(bytearray(b"x" * 1_000_000))
+
+
+def demand_at_once() -> None:
+    """Ask for what a lying header promises, and never touch it."""
+    np.empty(100_000_000_000, dtype=np.uint8)
+
+
+def fork_and_return() -> None:
+    os.fork()
+
+
+def fork_and_stay() -> None:
+    """Leave a copy behind that holds every pipe, and die."""
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(3)
+
+
+def fill_stdout() -> None:
+    for descriptor in (1, 2):
+        os.write(descriptor, b"noise " * 1_000_000)
+
+
+def write_without_end() -> None:
+    with tempfile.TemporaryFile() as file:
+        while True:
+            file.write(bytes(1_000_000))
+
+
+def return_what_nobody_can_read() -> object:
+    return lambda: None
+
+
+HOSTILE: dict[Callable[[], object], str] = {
+    segfault: "crashes the decoder (signal 11)",
+    hang_in_c: "takes longer than 4 s; limit engine.max_item_s",
+    swell: "needs more than 0.3 GB of memory; limit engine.max_item_gb",
+    demand_at_once: "needs more than 0.3 GB of memory; limit engine.max_item_gb",
+    fork_and_stay: "crashes the decoder (exit status 3)",
+    write_without_end: "writes a file of more than 0.005 GB; limit engine.max_file_gb",
+}
+
+
+def act(action: Callable[[], object] | int) -> object:
+    return action() if callable(action) else action
+
+
+@pytest.mark.parametrize("action", HOSTILE, ids=lambda action: action.__name__)
+def test_hostile_item_costs_itself_alone(action: Callable[[], object]) -> None:
+    before = psutil.virtual_memory().available
+    with Pool(act, 1, LIMITS) as pool:
+        answers = dict(pool.answers([1, action, 2]))
+    assert answers == {0: 1, 1: Lost(HOSTILE[action]), 2: 2}
+    assert psutil.virtual_memory().available > before - 2_000_000_000
+
+
+def test_copy_that_a_function_leaves_answers_for_nobody() -> None:
+    with Pool(act, 1, LIMITS) as pool:
+        assert dict(pool.answers([fork_and_return, 1, 2])) == {0: None, 1: 1, 2: 2}
+
+
+def test_answer_that_cannot_be_sent_is_an_error_that_names_it() -> None:
+    with Pool(act, 1, LIMITS) as pool, pytest.raises((AttributeError, RuntimeError), match="lambda"):
+        list(pool.answers([return_what_nobody_can_read]))
+
+
+def test_nothing_a_child_says_reaches_us(capfd: pytest.CaptureFixture[str]) -> None:
+    with Pool(act, 1, LIMITS) as pool:
+        assert dict(pool.answers([fill_stdout, 1])) == {0: None, 1: 1}
+    assert capfd.readouterr() == ("", "")
+
+
+def leave_behind(name: str) -> str:
+    """A temporary file that nobody deletes, and a process that nobody waits for."""
+    Path(tempfile.gettempdir(), name).write_text("left")
+    return f"{tempfile.gettempdir()} {subprocess.Popen(['sleep', '60']).pid}"
+
+
+def test_files_and_processes_left_behind_go_with_the_child() -> None:
+    with Pool(leave_behind, 1, LIMITS) as pool:
+        ((_, said),) = pool.answers(["film"])
+        folder, number = str(said).split()
+        assert (Path(folder) / "film").is_file()
+    assert not Path(folder).parent.exists()
+    assert not psutil.pid_exists(int(number)) or psutil.Process(int(number)).status() == psutil.STATUS_ZOMBIE
+
+
+def test_temporary_files_of_a_killed_process_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = tmp_path / f"soundstage-{socket.gethostname()}-{dead.pid}-abc" / "0"
+    left.mkdir(parents=True)
+    ours = tmp_path / f"soundstage-{socket.gethostname()}-{os.getpid()}-abc"
+    ours.mkdir()
+    with Pool(square, 1, LIMITS):
+        assert not left.parent.exists()
+        assert ours.exists()
+
+
+def where_and_limits(_: int) -> tuple[str, int]:
+    return str(Path.cwd()), resource.getrlimit(resource.RLIMIT_CORE)[0]
+
+
+def test_child_works_where_we_do_and_dumps_no_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert list(map_isolated(where_and_limits, [0], 1, 30)) == [(0, (str(tmp_path), 0))]
+
+
+def keep(number: int, _kept: list[bytes] = []) -> int:  # noqa: B006  # the leak is the point
+    """Leak 40 MB an item."""
+    _kept.append(os.urandom(40_000_000))
+    return os.getpid()
+
+
+def test_child_that_has_grown_is_replaced_before_it_hurts_its_next_item() -> None:
+    with Pool(keep, 1, LIMITS) as pool:
+        processes = dict(pool.answers(range(16)))
+    assert not [answer for answer in processes.values() if isinstance(answer, Lost)]
+    assert len(set(processes.values())) > 1
+
+
+def test_child_gets_its_time_anew_with_every_item() -> None:
+    with Pool(nap, 1, Limits(1.5)) as pool:
+        assert dict(pool.answers([1.0, 1.0, 1.0])) == {0: 1.0, 1: 1.0, 2: 1.0}
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
