@@ -1,21 +1,39 @@
-"""What a user gave: the files of a folder or the rows of a table, with their captions. Opens no media."""
+"""What a user gave: the files of a folder or the rows of a table, here or in a remote store. Opens no media.
+
+What a folder means:
+
+    cat.mp4                      a clip
+    cat.txt, cat.mp4.txt         its caption; or cat.json with caption, language, licence
+    cat.ref1.png, cat.ref2.wav   its references, by number
+    cat.sound.wav                its sound, instead of its own
+
+Left out without a word: names that begin with a dot (among them `._cat.mp4`), other text files, and what operating
+systems strew (`LITTER`). Unfinished downloads (`UNFINISHED`), linked folders and links out of the folder get a row that
+says so. A `.gitignore` is not consulted: a folder of videos is no repository.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import NamedTuple, cast
 
-PATH_COLUMNS = ("path", "file", "video", "media_path")
-CAPTION_COLUMNS = ("caption", "text", "prompt")
-TABLES = (".csv", ".json", ".jsonl")
-SIDECARS = (".txt", ".json", ".jsonl", ".csv", ".md", ".srt", ".vtt", ".yaml", ".yml")
-"""Files beside media that say something about them; no rows of their own."""
+from data import remote
+from data.media_open import Unreadable
+from data.paths import as_text, group_of, host_of, inside, refusal, shown
+from data.sidecars import SIDECARS, words_beside
+from data.tables import TABLES, Row, Words, rows_of
+
+UNFINISHED = (".part", ".crdownload", ".download", ".partial", ".filepart", ".opdownload", ".!qb", ".aria2", ".ytdl")
+"""What browsers and downloaders call a file before it is whole."""
+LITTER = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "lost+found", "$recycle.bin")
+COMPANION = re.compile(r"(.+)\.(?:ref(\d{1,4})|sound)\.[^.]+", re.DOTALL)
+
+
+NOTHING = Words()
 
 
 @dataclass(frozen=True)
@@ -23,151 +41,212 @@ class Given:
     """One file as the user named it."""
 
     file: str
-    """Where it can be opened."""
+    """Where it can be opened: a local path or a remote one."""
     path: str
     """As `records.Source.path` says."""
     group: str
-    caption: str | None = None
+    words: Words = NOTHING
+    use: str = "clip"
+    """`clip`, or `reference`: of another file, whose row names it."""
+    sound: Given | None = None
+    references: tuple[Given, ...] = ()
     error: str | None = None
     """Why it must not or cannot be opened."""
 
-
-def given_by(source: Path) -> list[Given]:
-    """Every file of a folder, or every row of a table, sorted by path.
-
-    Raises:
-        ValueError: the source does not exist, is no folder or table, or the table has no column of paths.
-    """
-    if not source.exists():
-        raise ValueError(
-            f"ingest.source = {source} does not exist; put a folder of videos there (captions in same-name .txt files),"
-            " set ingest.source to one, or make the sample with `soundstage sample`"
-        )
-    if source.is_dir():
-        return sorted(_in_folder(source), key=lambda item: item.path)
-    if source.suffix.lower() in TABLES:
-        return sorted(_in_table(source), key=lambda item: item.path)
-    raise ValueError(f"ingest.source = {source} is neither a folder nor a table ({', '.join(TABLES)})")
+    @property
+    def caption(self) -> str | None:
+        """What is said to be seen and heard."""
+        return self.words.caption
 
 
-def _in_folder(root: Path) -> Iterator[Given]:
-    """Files below `root` that are not hidden and not sidecars; links that lead out of it come with an error."""
-    for place, folders, names in os.walk(root):
-        here = Path(place)
-        for name in sorted(folders):
-            if not name.startswith(".") and (here / name).is_symlink():
-                yield _given(root, here / name, None, "is a linked folder; links to folders are not followed")
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            file = here / name
-            if name.startswith(".") or file.suffix.lower() in SIDECARS:
-                continue
-            if not _inside(file, root):
-                yield _given(root, file, None, "is a link that leads out of the source folder or in a circle")
-                continue
-            try:
-                yield _given(root, file, caption_beside(file, root), None)
-            except ValueError as error:
-                yield _given(root, file, None, str(error))
+@dataclass(frozen=True)
+class Reading:
+    """How the source is read."""
+
+    root: str | None = None
+    """Folder that a table's paths are relative to and may not leave; None: the table's own."""
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    protocols: tuple[str, ...] = ("s3", "oss")
+    unread: set[str] = field(default_factory=set[str])
+    """Receives the names of the table's columns that nothing reads."""
 
 
-def _in_table(table: Path) -> Iterator[Given]:
-    """Rows of a table; paths are relative to its folder and may not leave it."""
-    root = table.parent
-    for number, row in enumerate(_rows(table), start=1):
-        column = next((name for name in PATH_COLUMNS if name in row), None)
-        if column is None:
-            raise ValueError(f"{table.name}, row {number}: no column of paths; name one {' or '.join(PATH_COLUMNS)}")
-        name = str(row[column]).strip()
-        file = root / name
-        if not name:
-            yield Given(str(table), f"{shown(table)}#{number}", "", None, f"row {number} names no file")
-        elif not _inside(file, root):
-            yield Given(str(file), PurePosixPath(name).as_posix(), "", None, "lies outside the folder of its table")
-        else:
-            yield _given(root, Path(os.path.normpath(file)), _caption_in(row), None)
+class Item(NamedTuple):
+    """One name in a folder."""
+
+    name: str
+    is_folder: bool
+    is_link: bool = False
 
 
-def _rows(table: Path) -> Iterator[Mapping[str, Any]]:
-    """Rows as mappings.
+def given_by(source: str | Path, reading: Reading | None = None) -> Iterator[Given]:
+    """Stream every file of a folder in the order of their paths, or every row of a table in its order.
+
+    Holds the names of one folder at a time, or one row; a .json table as a whole.
 
     Raises:
-        ValueError: the content is not what the suffix says; the message names the line.
+        ValueError: the source does not exist, is no folder or table, or the table is not readable as one.
+        RuntimeError: a remote source cannot be reached.
     """
-    try:
-        text = table.read_text(encoding="utf-8-sig")
-        if table.suffix.lower() == ".csv":
-            yield from csv.DictReader(io.StringIO(text, newline=""))
-            return
-        # JSON lines become one document with the same line numbers, so that an error names the right one
-        lines = [line for line in text.split("\n") if line.strip()]
-        entries: Any = json.loads("[" + ",\n".join(lines) + "]" if table.suffix.lower() == ".jsonl" else text)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{table.name} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{table.name} is not JSON at line {error.lineno}: {error.msg}") from error
-    if not isinstance(entries, list) or not all(isinstance(row, dict) for row in cast(list[Any], entries)):
-        raise ValueError(f"{table.name} must be a list of objects, each with a path and a caption")
-    yield from cast(list[dict[str, Any]], entries)
-
-
-def caption_beside(file: Path, root: Path) -> str | None:
-    """The caption in `name.txt`, `name.mp4.txt` or `name.json` beside a file, on one line.
-
-    Raises:
-        ValueError: the sidecar is not UTF-8, not JSON, or a link that leads out of `root`.
-    """
-    for sidecar in (file.with_suffix(".txt"), file.with_name(file.name + ".txt"), file.with_suffix(".json")):
-        if not sidecar.is_file():
-            continue
-        if not _inside(sidecar, root):
-            raise ValueError(f"its caption {sidecar.name} is a link that leads out of the source folder")
+    place, reading = remote.plain(str(source)), reading or Reading()
+    if remote.is_remote(place):
+        if (reason := refusal(place, reading.protocols)) is not None:
+            raise ValueError(f"ingest.source {reason}")
         try:
-            text = sidecar.read_text(encoding="utf-8-sig")
-            found = _caption_in(json.loads(text)) if sidecar.suffix == ".json" else _one_line(text)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"its caption {sidecar.name} is not UTF-8; save it as UTF-8") from error
-        except json.JSONDecodeError as error:
-            raise ValueError(f"its caption {sidecar.name} is not JSON at line {error.lineno}") from error
-        if found is not None:
-            return found
-    return None
+            is_folder = remote.is_folder(place)
+            table = None if is_folder else remote.local(place)
+        except Unreadable as error:
+            raise ValueError(f"ingest.source = {place}: {error}") from error
+    else:
+        if not os.path.exists(place):  # noqa: PTH110
+            raise ValueError(
+                f"ingest.source = {place} does not exist; put a folder of videos there (captions in same-name .txt"
+                " files), set ingest.source to one, or make the sample with `soundstage sample`"
+            )
+        is_folder, table = os.path.isdir(place), Path(place)  # noqa: PTH112
+    if is_folder:
+        yield from _in_folder(place.rstrip("/") or "/")
+    elif Path(place).suffix.lower() in TABLES and table is not None and table.is_file():
+        yield from _in_table(table, place, reading)
+    else:
+        raise ValueError(f"ingest.source = {place} is neither a folder nor a table ({', '.join(TABLES)})")
 
 
-def _caption_in(row: object) -> str | None:
-    """The caption of a table's row or a JSON sidecar."""
-    if not isinstance(row, dict):
-        return None
-    fields = cast(dict[str, object], row)
-    return next((_one_line(str(fields[name])) for name in CAPTION_COLUMNS if fields.get(name)), None)
+def _in_folder(root: str) -> Iterator[Given]:
+    """Files below `root`; a stack of folders instead of recursion, since a path may be 2,000 folders deep."""
+    stack = [_contents(root, root)]
+    while stack:
+        found = next(stack[-1], None)
+        if found is None:
+            stack.pop()
+        elif isinstance(found, str):
+            stack.append(_contents(root, found))
+        else:
+            yield found
 
 
-def _one_line(text: str) -> str | None:
-    return " ".join(text.split()) or None
-
-
-def _inside(file: Path, root: Path) -> bool:
-    """Whether a path, its links followed, lies below `root`."""
+def _contents(root: str, folder: str) -> Iterator[Given | str]:
+    """Files of a folder and, as text, the folders in it, so that all paths below come sorted."""
     try:
-        return file.resolve().is_relative_to(root.resolve())
-    except (OSError, ValueError, RuntimeError):  # a loop of links, a name that no file system takes
+        items = _scan(folder)
+    except (OSError, Unreadable) as error:
+        yield _given(
+            root, folder, error=f"is a folder that cannot be read: {getattr(error, 'strerror', None) or error}"
+        )
+        return
+    items = [item for item in items if not item.name.startswith(".") and item.name.lower() not in LITTER]
+    names = {item.name for item in items if not item.is_folder}
+    companions = _companions(names)
+    owned = {name for found in companions.values() for name in found}
+    for item in sorted(items, key=lambda item: item.name + "/" * item.is_folder):
+        file, suffix = f"{folder.rstrip('/')}/{item.name}", PurePosixPath(item.name).suffix.lower()
+        if item.is_folder and item.is_link:
+            yield _given(root, file, error="is a linked folder; links to folders are not followed")
+        elif item.is_folder:
+            yield file
+        elif suffix in UNFINISHED:
+            yield _given(root, file, error=f"is an unfinished download ({suffix}); finish it or delete it")
+        elif suffix not in SIDECARS and item.name not in owned:
+            yield _in_company(root, file, names, companions.get(PurePosixPath(item.name).stem, []))
+
+
+def _scan(folder: str) -> list[Item]:
+    if remote.is_remote(folder):
+        return [Item(entry.name, entry.is_folder) for entry in remote.entries(folder)]
+    with os.scandir(folder) as found:
+        return [Item(entry.name, _is_folder(entry), entry.is_symlink()) for entry in found]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a loop of links
         return False
 
 
-def _given(root: Path, file: Path, caption: str | None, error: str | None) -> Given:
-    place = file.relative_to(root).parts
-    path, group = (_text(name) for name in (shown(file), place[0] if len(place) > 1 else ""))
-    if path != shown(file):
+def _companions(names: set[str]) -> dict[str, list[str]]:
+    """References, by number, and then the sound, of each stem that has a file of its own."""
+    matches = {name: match for name in names if (match := COMPANION.fullmatch(name))}
+    stems = {PurePosixPath(name).stem for name in names - set(matches) if not name.lower().endswith(SIDECARS)}
+    result: dict[str, list[str]] = {}
+    for name in sorted(matches, key=lambda name: (int(matches[name][2] or 10_000), name)):
+        if not name.lower().endswith((*SIDECARS, *UNFINISHED)) and matches[name][1] in stems:
+            result.setdefault(matches[name][1], []).append(name)
+    return result
+
+
+def _in_company(root: str, file: str, names: set[str], companions: list[str]) -> Given:
+    """A file with its caption, references and sound."""
+    given = _given(root, file)
+    if given.error is not None:
+        return given
+    folder = file.rpartition("/")[0]
+    others = {name: replace(_given(root, f"{folder}/{name}"), use="reference") for name in companions}
+    numbered = [name for name in companions if cast(re.Match[str], COMPANION.fullmatch(name))[2] is not None]
+    sound = next((others[name] for name in companions if name not in numbered), None)
+    company = replace(given, references=tuple(others[name] for name in numbered), sound=sound)
+    try:
+        return replace(company, words=words_beside(file, root, names))
+    except (ValueError, OSError, Unreadable) as error:
+        return replace(company, error=str(error))
+
+
+def _in_table(table: Path, name: str, reading: Reading) -> Iterator[Given]:
+    """Rows of a table, with the files they name."""
+    root = remote.plain(reading.root or name.rpartition("/")[0] or ("/" if name.startswith("/") else "."))
+    root = root.rstrip("/") if remote.is_remote(root) else os.path.normpath(root)
+    for row in rows_of(table, PurePosixPath(name).name, reading.columns, reading.unread):
+        if row.error is not None:
+            shown_name = name if remote.is_remote(name) else shown(Path(name))
+            yield Given(name, f"{as_text(shown_name)}#{row.number}", "", error=f"row {row.number} {row.error}")
+        else:
+            yield _of_row(row, root, reading)
+
+
+def _of_row(row: Row, root: str, reading: Reading) -> Given:
+    given = _named(row.path, root, reading)
+    references = tuple(replace(_named(path, root, reading), use="reference") for path in row.references)
+    sound = None if row.sound is None else replace(_named(row.sound, root, reading), use="reference")
+    if sound is not None and sound.path == given.path:  # a trainer that takes both from one file
+        sound = None
+    words, error = row.words, given.error
+    if words.caption is None and error is None and not remote.is_remote(given.file):
+        try:
+            beside = words_beside(given.file, root)
+            words = Words(*(ours or theirs for ours, theirs in zip(words, beside, strict=True)))
+        except (ValueError, OSError) as problem:
+            error = str(problem)
+    return replace(given, words=words, references=references, sound=sound, error=error)
+
+
+def _named(name: str, root: str, reading: Reading) -> Given:
+    """The file that a cell names; with an error where it lies outside the root or is not to be opened."""
+    name = remote.plain(name)
+    if remote.is_remote(name):
+        reason = refusal(name, reading.protocols)
+        path = name if reason is None else f"{name.partition('://')[0]}://{host_of(name)}"
+        group = group_of(name, root) if name.startswith(f"{root}/") else ""
+        return Given(name, as_text(path), group, error=reason)
+    if remote.is_remote(root):
+        if name.startswith("/") or ".." in PurePosixPath(name).parts:
+            return Given(name, as_text(name), "", error="lies outside the folder of its table")
+        return _given(root, f"{root}/{PurePosixPath(name)}")
+    file = os.path.normpath(os.path.join(root, name))  # noqa: PTH118
+    if not inside(file, root):
+        reason = "lies outside the folder of its table; ingest.root widens it"
+        return Given(file, as_text(PurePosixPath(name).as_posix()), "", error=reason)
+    return _given(root, file)
+
+
+def _given(root: str, file: str, error: str | None = None) -> Given:
+    """A file below `root`."""
+    if remote.is_remote(file):
+        path = file
+    else:
+        path = shown(Path(file))
+        if error is None and not inside(file, root):
+            error = "is a link that leads out of the source folder or in a circle"
+    text = as_text(path)
+    if text != path:
         error = "has a name that is not UTF-8; rename it"
-    return Given(str(file), path, group, caption, error)
-
-
-def _text(name: str) -> str:
-    """A file name as valid Unicode."""
-    return os.fsencode(name).decode("utf-8", "replace")
-
-
-def shown(file: Path) -> str:
-    """A path relative to the working directory where it lies below it, else as it is; POSIX."""
-    absolute, here = Path(os.path.abspath(file)), Path.cwd()  # noqa: PTH100  # resolve() would follow links
-    return (absolute.relative_to(here) if absolute.is_relative_to(here) else file).as_posix()
+    return Given(file, text, as_text(group_of(file, root)), error=error)

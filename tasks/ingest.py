@@ -5,95 +5,159 @@ Example: soundstage ingest source=/data/my_videos manifest=data/store/manifest.p
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from data.files import sha256, write_records
+from data.engines import Engine
+from data.files import write_records
+from data.listing import Listed, Listing
 from data.records import DataRefused, Frozen, Source
-from data.sources import Given, given_by
+from data.sensing import Sensing
+from data.sources import Reading, given_by
 
 
 class Config(Frozen):
     """Where the videos are and where their list goes."""
 
-    source: Path
-    """A folder of videos with same-name .txt captions (or .json with a caption), or a .csv, .json or .jsonl table."""
+    source: Annotated[str, BeforeValidator(lambda given: os.fspath(given) if isinstance(given, Path) else given)]
+    """A folder of videos with same-name .txt captions (or .json with a caption), or a .csv, .tsv, .json, .jsonl or
+    .parquet table; here or at `s3://…`, `oss://…`."""
     manifest: Path
-    """The list that is written, Parquet, sorted by path."""
-    num_workers: int = Field(default=2, gt=0)
-    """Files measured at once, each in a process of its own; the manifest does not depend on it."""
-    max_file_s: float = Field(default=1800.0, gt=0)
-    """Longest time one file may take to decode, s; after that it is given up and its row says so."""
+    """The list that is written, Parquet: a folder's files by path, a table's in its order, then their references."""
+    work: Path = Path("data/store/work")
+    """Folder of remembered measurements: a run that was killed, and the verbs after this one, go on from there."""
+    root: str | None = None
+    """Folder that a table's paths are relative to and may not leave; null: the table's own."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Own names of a table's columns, to the usual ones, for example `{gpt_caption: caption}`."""
+    protocols: tuple[str, ...] = ("s3", "oss")
+    """Remote protocols that source and table may name; any other that fsspec speaks can be added."""
+    sensing: Sensing = Sensing()
+    """What is measured of every file, and how."""
+    engine: Engine = Engine()
+    """How many files are measured at once, where, and what one may use; the manifest does not depend on it."""
 
 
-def run(config: Config) -> list[Source]:
-    """Measure every file of the source and write the manifest.
+def run(config: Config) -> int:
+    """Measure every file of the source and write the manifest; returns how many rows it has.
+
+    Holds a bounded number of rows, however many there are.
 
     Raises:
         ValueError: the source does not exist or its table has no column of paths.
+        RuntimeError: a remote source cannot be reached.
         DataRefused: there is no file to measure.
     """
+    reading = Reading(config.root, config.columns, config.protocols)
+    listing = Listing()
+    listing.add(given_by(config.source, reading))
+    if not len(listing):
+        raise DataRefused(f"ingest.source = {config.source} holds no media; put videos there or point it elsewhere")
+    if reading.unread:
+        sys.stderr.write(f"ingest: nothing reads the columns {', '.join(sorted(reading.unread))} of {config.source}\n")
+    return write_records(config.manifest, measured(listing, config), Source)
+
+
+def measured(listing: Listing, config: Config) -> Iterator[Source]:
+    """The rows of the manifest, in the order of the list."""
     from tqdm import tqdm
 
-    from data.workers import Lost, map_isolated
+    from data.engines import map_ordered
+    from data.isolation import Lost
 
-    given = given_by(config.source)
-    if not given:
-        raise DataRefused(f"ingest.source = {config.source} holds no media; put videos there or point it elsewhere")
-    rows: dict[int, Source] = {}
-    answers = map_isolated(measure, given, config.num_workers, config.max_file_s)
-    for index, answer in tqdm(answers, total=len(given), desc="ingest", unit="file", disable=None):
-        rows[index] = unmeasured(given[index], answer.reason) if isinstance(answer, Lost) else answer
-    sources = without_twins(sorted(rows.values(), key=lambda row: row.path))
-    write_records(config.manifest, sources, Source)
-    return sources
+    function = functools.partial(measure, sensing=config.sensing, work=config.work)
+    answers = map_ordered(function, listing, config.engine)
+    bar = tqdm(total=len(listing), desc="ingest", unit="file", disable=None)
+    with bar:
+        for row, answer in zip(listing, answers, strict=True):
+            source = unmeasured(row, answer.reason) if isinstance(answer, Lost) else answer
+            yield source if source.use == "reference" or source.error else without_twin(source, listing)
+            bar.update()
 
 
-def measure(given: Given) -> Source:
-    """Hash and probe one file."""
-    from data.media import probe
+def measure(row: Listed, sensing: Sensing, work: Path) -> Source:
+    """Hash and measure one file, or remember what was measured of the same content."""
+    from data import remote
+    from data.media_open import Unreadable
 
-    path = Path(given.file)
-    if given.error is not None:
-        return unmeasured(given, given.error)
-    if not path.is_file():
-        return unmeasured(given, "is not a regular file" if path.exists() else "there is no such file")
+    if row.error is not None:
+        return unmeasured(row, row.error)
     try:
-        content, size_bytes = sha256(path), path.stat().st_size
-    except OSError as error:
-        return unmeasured(given, f"cannot be read: {error.strerror}")
-    facts = probe(path) if size_bytes else {"error": "is empty"}
-    return Source.model_validate({**identity(given, content, size_bytes), **facts})
+        if not remote.is_remote(row.file) and not Path(row.file).is_file():
+            return unmeasured(row, not_a_file(Path(row.file)))
+        return measured_file(row, sensing, work)
+    except Unreadable as error:
+        return unmeasured(row, str(error))
+    except (OSError, ValueError) as error:  # a name that no file system takes is one or the other
+        return unmeasured(row, f"cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
-def unmeasured(given: Given, error: str) -> Source:
+def measured_file(row: Listed, sensing: Sensing, work: Path) -> Source:
+    """The row of a regular file or a remote object; one that is remembered is neither fetched nor read."""
+    from data import remote
+    from data.hashes import content, known_content
+    from data.measure import remembered
+
+    sound = None if row.sound is None else remote.local(row.sound)
+    found = known_content(row.file, work) or content(row.file, work)
+    if not found.size_bytes:
+        return unmeasured(row, "is empty")
+    measurement = remembered(remote.local(row.file), found.sha256, sensing, work, sound)
+    facts = {"error": unfit(row.use, measurement.facts), **measurement.facts}
+    return Source.model_validate({**identity(row, found.sha256, found.size_bytes), **facts})
+
+
+def not_a_file(path: Path) -> str:
+    """Why there is nothing to read at a local path; a pipe or a device is never opened, since that may hang."""
+    if path.is_dir():
+        return "is a folder, not a file"
+    if path.exists():
+        return "is not a regular file"
+    return "is a link to nothing" if path.is_symlink() else "there is no such file"
+
+
+def unfit(use: str, facts: Mapping[str, object]) -> str | None:
+    """Why a file that decodes cannot be a clip; as a reference it may be a still or a sound."""
+    kind = str(facts.get("media_type") or "")
+    if use == "reference":
+        return None
+    if kind.startswith("image/"):
+        return f"is a still picture ({kind}), not a video"
+    return None if facts.get("num_video_streams") else "holds no picture, only sound"
+
+
+def unmeasured(row: Listed, error: str) -> Source:
     """The row of a file whose content is unknown: its path stands for it."""
-    content = hashlib.sha256(given.path.encode()).hexdigest()
-    return Source.model_validate({**identity(given, content, 0), "error": error})
+    place = row.path if not row.again else f"{row.path}\n{row.again}"
+    return Source.model_validate({**identity(row, hashlib.sha256(place.encode()).hexdigest(), 0), "error": error})
 
 
-def identity(given: Given, content: str, size_bytes: int) -> dict[str, str | int | None]:
+def identity(row: Listed, content: str, size_bytes: int) -> dict[str, object]:
     """Fields of a row that need no decoding."""
     return {
         "source_id": content[:16],
         "sha256": content,
-        "path": given.path,
-        "group": given.group,
+        "path": row.path,
+        "group": row.group,
         "size_bytes": size_bytes,
-        "caption": given.caption,
+        "use": row.use,
+        "references": row.references,
+        "sound_path": row.sound_path,
+        "caption": row.words.caption,
+        "caption_from": row.words.caption_from,
+        "caption_language": row.words.language,
+        "licence": row.words.licence,
     }
 
 
-def without_twins(sources: list[Source]) -> list[Source]:
-    """The same rows; of files with the same content only the first in the list stays usable."""
-    first: dict[str, str] = {}
-    result: list[Source] = []
-    for source in sources:
-        if source.sha256 in first:
-            result.append(source.model_copy(update={"error": f"same content as {first[source.sha256]}"}))
-        else:
-            first[source.sha256] = source.path
-            result.append(source)
-    return result
+def without_twin(source: Source, listing: Listing) -> Source:
+    """The same row; of clips with the same content only the first in the list stays usable."""
+    first = listing.first_with(source.sha256, source.path)
+    return source if first == source.path else source.model_copy(update={"error": f"same content as {first}"})

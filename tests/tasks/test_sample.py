@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from data import awkward
-from data.files import sha256
+from data.files import read_records, sha256
 from data.media import probe, read_clip
-from data.records import ClipShape
+from data.records import ClipShape, Source
 from tasks.ingest import Config as IngestConfig
 from tasks.ingest import run as ingest
 from tasks.sample import FORMATS, RECIPE, Config, run
@@ -48,8 +48,9 @@ def test_world_files_are_what_their_format_says(corpus: Path) -> None:
 
 
 def test_awkward_files_are_awkward_in_their_own_way(corpus: Path, tmp_path: Path) -> None:
-    rows = ingest(IngestConfig(source=corpus / "awkward", manifest=tmp_path / "m.parquet"))
-    by_name = {Path(row.path).name: row for row in rows}
+    manifest, work = tmp_path / "m.parquet", tmp_path / "work"
+    ingest(IngestConfig(source=str(corpus / "awkward"), manifest=manifest, work=work))
+    by_name = {Path(row.path).name: row for row in read_records(manifest, Source)}
     assert len(by_name) == 12
     assert {name for name, row in by_name.items() if row.error} == {"text.mp4", "truncated.mp4"}
     assert {name for name, row in by_name.items() if row.caption is None} == {"no_caption.mp4"}
