@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,11 @@ SURROUND_GAIN = 1.41
 TRUE_PEAK_HZ = 192_000
 """Rate that samples are interpolated to. Source: ibid., annex 2."""
 REACH = 12
-"""Samples on each side that an interpolated value is made of; with a Kaiser window of `BETA`, sines up to 0.45 of the
-rate keep their height within 0.05 dB (tested)."""
+"""Samples on each side that an interpolated value is made of; with a Kaiser window of `BETA`, sines up to 0.4 of the
+rate keep their height within 0.1 dB (tested)."""
 BETA = 6.0
+STRIDE = 64
+"""Samples filtered by one matrix product: a balance of the products and the steps between them."""
 SILENT_PEAK = 1e-9
 """Below this a piece changes no measurement: -180 dB."""
 
@@ -90,15 +92,66 @@ def interpolator(rate_hz: int) -> NDArray[np.float32]:
     return np.stack(columns, axis=1).astype(np.float32) if columns else np.zeros((2 * REACH, 0), np.float32)
 
 
+class Recursion:
+    """A cascade of second-order sections over many channels, block by block as matrix products.
+
+    The same numbers as a filter that goes sample by sample, without a compiled library whose import takes a second.
+    """
+
+    def __init__(self, sections: NDArray[np.float64], num_channels: int) -> None:
+        step, drive, read, through = state_space(sections)
+        powers = [np.eye(len(step))]
+        while len(powers) <= STRIDE:
+            powers.append(powers[-1] @ step)
+        self._jumps = powers
+        self._reads = np.stack([read @ power for power in powers[:STRIDE]])  # (STRIDE, states)
+        echo = [through, *(float(read @ power @ drive) for power in powers[: STRIDE - 1])]
+        lag = np.subtract.outer(np.arange(STRIDE), np.arange(STRIDE))
+        self._echoes = np.where(lag >= 0, np.array(echo)[np.maximum(lag, 0)], 0.0)
+        self._drives = np.stack([power @ drive for power in powers[STRIDE - 1 :: -1]])  # oldest sample first
+        self.state_CS = np.zeros((num_channels, len(step)))
+
+    def take(self, samples_CT: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The filtered samples (C, T)."""
+        length = samples_CT.shape[1]
+        even = length // STRIDE * STRIDE
+        result: NDArray[np.float64] = np.empty(samples_CT.shape)
+        blocks_CNT = samples_CT[:, :even].reshape(len(samples_CT), -1, STRIDE).astype(np.float64)
+        driven_CNS: NDArray[np.float64] = blocks_CNT @ self._drives
+        states_CNS: NDArray[np.float64] = np.empty_like(driven_CNS)
+        jump = self._jumps[STRIDE].T
+        for number in range(driven_CNS.shape[1]):
+            states_CNS[:, number] = self.state_CS
+            self.state_CS = self.state_CS @ jump + driven_CNS[:, number]
+        filtered_CNT = blocks_CNT @ self._echoes.T + states_CNS @ self._reads.T
+        result[:, :even] = filtered_CNT.reshape(len(samples_CT), even)
+        if rest := length - even:
+            last_CT = samples_CT[:, even:].astype(np.float64)
+            result[:, even:] = last_CT @ self._echoes[:rest, :rest].T + self.state_CS @ self._reads[:rest].T
+            self.state_CS = self.state_CS @ self._jumps[rest].T + last_CT @ self._drives[STRIDE - rest :]
+        return result
+
+
+def state_space(
+    sections: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]:
+    """The cascade of sections (b0, b1, b2, 1, a1, a2) as s' = A s + b x, y = c s + d x: A, b, c, d."""
+    step, drive, read, through = np.zeros((0, 0)), np.zeros(0), np.zeros(0), 1.0
+    for b0, b1, b2, _, a1, a2 in sections:
+        own = np.array([[-a1, 1.0], [-a2, 0.0]])
+        pushed = np.array([b1 - a1 * b0, b2 - a2 * b0])
+        step = np.block([[step, np.zeros((len(step), 2))], [np.outer(pushed, read), own]])
+        drive = np.concatenate([drive, pushed * through])
+        read = np.concatenate([read * b0, [1.0, 0.0]])
+        through *= b0
+    return step, drive, read, through
+
+
 class Meter:
     """Measures pieces of sound that follow one another."""
 
     def __init__(self, rate_hz: int, names: Sequence[str]) -> None:
-        from scipy import signal
-
-        self._filter = cast(Any, signal).sosfilt
-        self._sections = weighting(rate_hz)
-        self._state = np.zeros((2, len(names), 2))
+        self._filter = Recursion(weighting(rate_hz), len(names))
         self._gains_C = np.array([channel_gain(name) for name in names])
         self._between = interpolator(rate_hz)
         self._reach_gain = float(np.abs(self._between).sum(axis=0).max(initial=0.0))
@@ -112,12 +165,11 @@ class Meter:
         self.peak = max(self.peak, self.latest_peak)
         self.true_peak = max(self.true_peak, self.latest_peak)
         self._look_between(samples_CT)
-        if self.latest_peak < SILENT_PEAK and np.abs(self._state).max() < SILENT_PEAK:
+        if self.latest_peak < SILENT_PEAK and np.abs(self._filter.state_CS).max() < SILENT_PEAK:
             return np.zeros(len(starts))
-        filtered, self._state = self._filter(self._sections, samples_CT, axis=1, zi=self._state)
-        energy_CB = np.add.reduceat(np.square(filtered), starts, axis=1)
+        energy_CB = cast(NDArray[np.float64], np.add.reduceat(np.square(self._filter.take(samples_CT)), starts, axis=1))
         sizes = np.diff([*starts, samples_CT.shape[1]])
-        return cast(NDArray[np.float64], self._gains_C @ energy_CB / sizes)
+        return self._gains_C @ energy_CB / sizes
 
     def _look_between(self, samples_CT: NDArray[np.float32]) -> None:
         """Raise the true peak by what lies between samples, looking only where it could."""

@@ -13,6 +13,7 @@ import av
 import av.error
 import av.logging
 from av.audio.stream import AudioStream
+from av.codec.hwaccel import HWAccel
 from av.container import InputContainer
 from av.stream import Disposition
 from av.video.stream import VideoStream
@@ -66,7 +67,7 @@ def reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-def _hwaccel(decoder: Literal["cpu", "auto", "cuda"]) -> av.codec.hwaccel.HWAccel | None:
+def _hwaccel(decoder: Literal["cpu", "auto", "cuda"]) -> HWAccel | None:
     if decoder == "cpu":
         return None
     from data import hardware
@@ -98,6 +99,7 @@ def picture_stream(container: InputContainer) -> VideoStream:
         raise Unreadable("is text, not a video")
     if stream.width * stream.height > MAX_PIXELS:
         raise Unreadable(f"claims a picture of {stream.width}x{stream.height} px; limit {MAX_PIXELS} px")
+    stream.codec_context.options = CODEC_OPTIONS
     stream.codec_context.thread_count = 1  # workers are processes; more threads only fight over the cores
     return stream
 

@@ -33,6 +33,10 @@ TAIL_FRAMES = 2
 """Codec frames by which decoded sound may exceed the track's length; a larger excess means a wrong header."""
 
 
+MIN_RATE_HZ, MAX_RATE_HZ, MAX_CHANNELS = 4000, 768_000, 32
+"""Half of telephone sound, twice the highest rate converters sell, more channels than the largest layout (22.2)."""
+
+
 class SoundClock:
     """Sample positions in container time of decoded sound: contiguous, unless timestamps show a real gap."""
 
@@ -49,10 +53,13 @@ class SoundClock:
         """Position of the first sample at `rate`, and samples (C, T).
 
         Raises:
-            Unreadable: rate or channels change in mid-file.
+            Unreadable: rate or channels are absurd, or change in mid-file.
         """
         names = channel_names(frame.layout)
         if self.names is None:
+            if not (MIN_RATE_HZ <= frame.sample_rate <= MAX_RATE_HZ and 0 < len(names) <= MAX_CHANNELS):
+                limits = f"limits {MIN_RATE_HZ}-{MAX_RATE_HZ} Hz, {MAX_CHANNELS} channels"
+                raise Unreadable(f"claims sound of {len(names)} channels at {frame.sample_rate} Hz; {limits}")
             self.names, self.rate = names, frame.sample_rate
         if names != self.names or frame.sample_rate != self.rate:
             raise Unreadable(

@@ -58,8 +58,11 @@ def foreign(head: bytes) -> str | None:
             return kind
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\x00" in head[2:8]:
         return "text/plain"
-    if not is_text(head):
-        return None
+    return text_kind(head) if is_text(head) else None
+
+
+def text_kind(head: bytes) -> str:
+    """Which kind of text."""
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body")) or b"<html" in start[:1024]:
         return "text/html"
