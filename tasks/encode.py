@@ -135,9 +135,9 @@ def shards(clips: list[tuple[str, Clip]], size: int) -> Iterator[tuple[str, list
 
 def encode(family: Family, clip: Clip, shape: ClipShape) -> Arrays:
     """All arrays of one clip: `video` (C, F, H, W), `audio` (2, C, T), and text, tags and keyframes of each mode."""
-    from data.media import read_clip
+    from data.clips import read
 
-    frames, waveform = read_clip(Path(clip.path), clip.start_s, clip.end_s, shape)
+    frames, waveform = read(clip, shape)
     video, audio = family.encode_clip(frames, waveform)
     return {"video": video.numpy(), "audio": audio.numpy(), **conditions_of(family, clip.caption, frames)}
 

@@ -168,15 +168,14 @@ def keep_references(config: Config, clips: Sequence[Clip], cache: Cache) -> None
     Raises:
         DataRefused: a clip cannot be read any more; the message names it.
     """
-    from data.media import Unreadable, read_clip
+    from data.clips import read
+    from data.media import Unreadable
 
     for clip in progress(clips, "reading test clips"):
         if cache.has(REFERENCE, clip.clip_id):
             continue
         try:
-            cache.write(
-                REFERENCE, clip.clip_id, Media(*read_clip(Path(clip.path), clip.start_s, clip.end_s, config.shape))
-            )
+            cache.write(REFERENCE, clip.clip_id, Media(*read(clip, config.shape)))
         except Unreadable as error:
             raise DataRefused(
                 f"clip {clip.clip_id} of {clip.path} can no longer be read: {error}; run `soundstage ingest`"

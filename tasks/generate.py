@@ -134,7 +134,7 @@ def run(config: Config) -> list[Path]:
 
 def demonstrations(config: Config) -> list[tuple[Request, list[Frames | None]]]:
     """One request a mode on the first held-out clips, with keyframes from the real thing."""
-    from data.media import read_clip
+    from data.clips import read
 
     clips = sorted(
         read_records(config.splits / "test.parquet", Clip),
@@ -147,7 +147,7 @@ def demonstrations(config: Config) -> list[tuple[Request, list[Frames | None]]]:
     for clip, (name, num_keyframes) in zip(
         chosen, (("text", 0), ("first-frame", 1), ("first-and-last-frame", 2)), strict=True
     ):
-        frames, _ = read_clip(Path(clip.path), clip.start_s, clip.end_s, config.shape)
+        frames, _ = read(clip, config.shape)
         ends: list[Frames | None] = [
             frames[0] if num_keyframes > 0 else None,
             frames[-1] if num_keyframes > 1 else None,
