@@ -109,7 +109,7 @@ class Recursion:
         lag = np.subtract.outer(np.arange(STRIDE), np.arange(STRIDE))
         self._echoes = np.where(lag >= 0, np.array(echo)[np.maximum(lag, 0)], 0.0)
         self._drives = np.stack([power @ drive for power in powers[STRIDE - 1 :: -1]])  # oldest sample first
-        self.state_CS = np.zeros((num_channels, len(step)))
+        self.state_CS: NDArray[np.float64] = np.zeros((num_channels, len(step)))
 
     def take(self, samples_CT: NDArray[np.float32]) -> NDArray[np.float64]:
         """The filtered samples (C, T)."""

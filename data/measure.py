@@ -74,7 +74,6 @@ def probe(path: Path) -> Facts:
 def _measured(path: Path, sensing: Sensing, sound_path: Path | None, facts: Facts) -> Measurement:
     """The measurement; `facts` holds what was found before an error."""
     whole = sensing.decode == "all"
-    facts["decoded"] = sensing.decode
     if path.is_file() and (kind := foreign(head_of(path))) is not None:
         facts["media_type"] = kind
     with opened(path, sensing.decoder) as container:
@@ -84,6 +83,7 @@ def _measured(path: Path, sensing: Sensing, sound_path: Path | None, facts: Fact
             "num_video_streams": len(shown),
             "num_audio_streams": len(heard),
             "num_frames": 0,
+            "decoded": sensing.decode,
         }
         video = picture_stream(container) if shown or not heard else None
         audio = None if sound_path is not None else sound_stream(container)
@@ -114,7 +114,7 @@ def _describe(notes: PictureNotes, facts: Facts) -> None:
         Unreadable: nothing decoded, or something is damaged.
     """
     if not notes.times or notes.turned is None:
-        raise Unreadable("holds no frame that decodes")
+        raise Unreadable(f"holds no frame that decodes{notes.fault}")
     facts |= notes.facts()
     if notes.num_damaged:
         raise Unreadable(f"{notes.num_damaged} of {len(notes.times)} frames are damaged")
@@ -175,13 +175,21 @@ def remembered(path: Path, sha256: str, sensing: Sensing, work: Path, sound_path
         sha256: Content hash of `path`.
         work: Folder of scratch files; entries go to `measured/` in it.
     """
-    name = key(sha256, sensing, sound_path)
-    entry = work / "measured" / name[:2] / f"{name}.npz"
-    found = _recall(entry)
+    found = recall(sha256, sensing, work, sound_path)
     if found is None:
         found = measure(path, sensing, sound_path)
-        _keep(entry, found)
+        _keep(_entry(sha256, sensing, work, sound_path), found)
     return found
+
+
+def recall(sha256: str, sensing: Sensing, work: Path, sound_path: Path | None = None) -> Measurement | None:
+    """What `remembered` would say without looking at the file; None where it would have to."""
+    return _recall(_entry(sha256, sensing, work, sound_path))
+
+
+def _entry(sha256: str, sensing: Sensing, work: Path, sound_path: Path | None) -> Path:
+    name = key(sha256, sensing, sound_path)
+    return work / "measured" / name[:2] / f"{name}.npz"
 
 
 def key(sha256: str, sensing: Sensing, sound_path: Path | None = None) -> str:
@@ -189,7 +197,7 @@ def key(sha256: str, sensing: Sensing, sound_path: Path | None = None) -> str:
     sound = files.sha256(sound_path) if sound_path is not None and sound_path.is_file() else str(sound_path)
     settings = sensing.model_dump(mode="json", exclude={"semantics_weights"})
     weights = None if sensing.semantics_weights is None else _weights_hash(sensing.semantics_weights)
-    parts = [sha256, sound, settings, weights, _code()]
+    parts = [sha256, sound, settings, weights, code_hash()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -199,7 +207,7 @@ def _weights_hash(path: Path) -> str:
 
 
 @functools.cache
-def _code() -> str:
+def code_hash() -> str:
     """Hash of the measuring code and of the libraries below it."""
     folder = Path(__file__).parent
     paths = [folder / f"{name}.py" for name in MEASURING]

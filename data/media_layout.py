@@ -43,9 +43,11 @@ class Orientation:
 
 def orientation(frame: VideoFrame) -> Orientation:
     """What the frame's display matrix asks for; decoders do not apply it."""
-    for item in cast(
-        Iterable[Buffer], frame.side_data
-    ):  # the library's stub says a dictionary; it iterates over values
+    try:
+        kinds = cast(Iterable[Buffer], list(frame.side_data))  # the library's stub says a dictionary; it iterates over values
+    except ValueError:  # it stumbles over kinds newer than itself, as EXIF; this way round a mirror is missed
+        return Orientation(round(-frame.rotation / 90) % 4)
+    for item in kinds:
         kind, content = getattr(item, "type", None), bytes(item)
         if getattr(kind, "name", "") == "DISPLAYMATRIX" and len(content) == 36:
             a, b, _, c, d, *_ = struct.unpack("<9i", content)

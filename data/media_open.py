@@ -34,7 +34,7 @@ MAX_STREAMS = 64
 TEXT_CODECS = ("ansi", "bintext", "xbin", "idf")
 """What the demuxer calls a picture although it is a text file."""
 ART = Disposition.attached_pic | Disposition.timed_thumbnails
-OPTIONS = {"protocol_whitelist": "file", "format_whitelist": FORMATS, "max_streams": str(MAX_STREAMS)}
+OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS, "max_streams": str(MAX_STREAMS)}
 CODEC_OPTIONS = {"max_pixels": str(MAX_PIXELS)}
 
 
@@ -51,10 +51,16 @@ def opened(path: Path, decoder: Literal["cpu", "auto", "cuda"] = "cpu") -> Gener
     try:
         if (kind := foreign(head_of(path))) is not None:
             raise Unreadable(f"is {kind}, not a media file")
-        name = f"file:{path}"  # a name such as `concat:a|b` is a file's name, not an address
-        with av.open(
-            name, metadata_errors="replace", container_options=OPTIONS, options=CODEC_OPTIONS, hwaccel=_hwaccel(decoder)
-        ) as container:
+        with (
+            path.open("rb") as stream,
+            av.open(
+                "fd:",  # a name such as `concat:a|b` or `frame%03d.png` would be taken for more than a file
+                metadata_errors="replace",
+                container_options={**OPTIONS, "fd": str(stream.fileno())},
+                options=CODEC_OPTIONS,
+                hwaccel=_hwaccel(decoder),
+            ) as container,
+        ):
             yield container
     except (av.error.FFmpegError, EOFError, ValueError, ArithmeticError) as error:
         raise Unreadable(f"does not decode: {reason(error)}") from error

@@ -99,6 +99,8 @@ def decoded(
         if begun:
             what = f"frame {len(notes.times)}" if notes is not None and is_picture else "sound"
             raise Unreadable(f"is damaged: {what} does not decode{where}: {reason(error)}") from error
+        if notes is not None and is_picture:
+            notes.fault = f": {reason(error)}"
         return ()
 
 

@@ -46,6 +46,8 @@ class PictureNotes:
     times: array[float] = field(default_factory=lambda: array("d"))
     last_duration_s: float = 0.0
     num_damaged: int = 0
+    fault: str = ""
+    """Why the first packets did not decode, where they did not."""
     turned: Orientation | None = None
     size: tuple[int, int] = (0, 0)
     transfer: int = 0
