@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import cv2
 import numpy as np
@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 from data import semantics
 from data.sensing import Sensing
 
+cv = cast(Any, cv2)
+"""Its types know neither numbers as operands nor what comes back."""
 TINY_PX = (16, 9)
 """Width and height of the picture kept of every frame, whatever its aspect: 432 bytes, 37 MB for an hour at 24 fps."""
 FLOW_PX = 256
 """Long side of the grid that motion is measured on, so that its noise is the same for every source."""
 FLOW_RATE = 12.0
 """Pairs of neighbouring frames a second whose motion is measured; the rest is between them."""
+MOVED_LEVELS = 2
+"""Mean difference in 8 px, of 255, below which nothing moved: flow has no hold in flat areas and drifts there."""
 SAMPLE_RATE = 2.0
 """Vectors a second where nothing happens: a scene shorter than half a second holds no clip."""
 ASIDE_S = (0.05, 0.25, 0.5, 0.9)
@@ -36,6 +40,10 @@ BAR_LEVEL = 32
 """Brightest pixel of a row or column of a bar, of 255: black is coded as 16 and may ring."""
 SAME_LEVELS = 2.0
 """Largest mean difference of any 8 px block, of 255, in a frame that repeats one before; still pictures differ by 1."""
+SHOWN_S = 0.001
+"""A frame counts as shown this long before its timestamp, s: Matroska rounds to milliseconds."""
+BLURRING_MOTION = 0.25
+"""Mean motion, diagonals a second, that explains half of a blur: 2 % of the diagonal in half a frame at 12 a second."""
 THUMB_PX, THUMB_QUALITY, THUMB_S = 160, 80, 1.0
 """Long side, JPEG quality and distance of thumbnails: 4 KB each."""
 
@@ -56,10 +64,10 @@ class Track:
     """(F,) whether it shows nothing that frames before did not show."""
     sharpness: NDArray[np.float32]
     """(F,) variance of the Laplacian of 8-bit luma."""
-    motion_p50: NDArray[np.float32]
-    """(F,) median of the optical flow from the frame before, picture diagonals a second; NaN where not measured."""
-    motion_p90: NDArray[np.float32]
-    """(F,) what a tenth of the picture exceeds, likewise."""
+    motion: NDArray[np.float32]
+    """(F,) mean of the optical flow from the frame before, picture diagonals a second; NaN where not measured."""
+    camera: NDArray[np.float32]
+    """(F,) median of the same: what most of the picture does."""
     bars: NDArray[np.float32]
     """(F, 4) share of the height (top, bottom) or width (left, right) that is a black bar."""
     tiny_FHWC: NDArray[np.uint8]
@@ -108,7 +116,7 @@ class PictureSense:
     def __init__(self, sensing: Sensing) -> None:
         self._encoder = semantics.encoder(sensing)
         self._chance = semantics.proposer(sensing)
-        self._flow = cast(Any, cv2).DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST)
+        self._flow = cv.DISOpticalFlow_create(cv.DISOPTICAL_FLOW_PRESET_ULTRAFAST)
         self._rows: list[tuple[float, ...]] = []
         self._times: list[float] = []
         self._tiny: list[NDArray[np.uint8]] = []
@@ -126,16 +134,16 @@ class PictureSense:
             return
         if self._before is not None and self._before[0].shape[:2] != picture_HWC.shape[:2]:
             height, width = self._before[0].shape[:2]
-            picture_HWC = cast(NDArray[np.uint8], cv2.resize(picture_HWC, (width, height)))
-        hsv = cast(NDArray[np.uint8], cv2.cvtColor(picture_HWC, cv2.COLOR_RGB2HSV))
-        grey = cast(NDArray[np.uint8], cv2.cvtColor(picture_HWC, cv2.COLOR_RGB2GRAY))
+            picture_HWC = cast(NDArray[np.uint8], cv.resize(picture_HWC, (width, height)))
+        hsv = cv.cvtColor(picture_HWC, cv.COLOR_RGB2HSV)
+        grey = cv.cvtColor(picture_HWC, cv.COLOR_RGB2GRAY)
         changed = 0.0 if self._before is None else change(self._before[0], hsv)
         motion = self._motion(seconds, grey)
         repeats = self._repeats(grey)
-        sharpness = float(cv2.meanStdDev(cv2.Laplacian(grey, cv2.CV_16S))[1][0, 0]) ** 2
-        luma = float(cv2.mean(grey)[0]) / 255
+        sharpness = float(cv.meanStdDev(cv.Laplacian(grey, cv.CV_16S))[1][0, 0]) ** 2
+        luma = float(cv.mean(grey)[0]) / 255
         self._rows.append((changed, luma, float(is_black(grey)), float(repeats), sharpness, *motion, *black_bars(grey)))
-        self._tiny.append(cast(NDArray[np.uint8], cv2.resize(picture_HWC, TINY_PX, interpolation=cv2.INTER_AREA)))
+        self._tiny.append(cast(NDArray[np.uint8], cv.resize(picture_HWC, TINY_PX, interpolation=cv.INTER_AREA)))
         self._times.append(seconds)
         self._before = (hsv, grey)
         if self._chance is not None:
@@ -162,8 +170,8 @@ class PictureSense:
             black=rows[:, 2] > 0,
             repeat=rows[:, 3] > 0,
             sharpness=rows[:, 4],
-            motion_p50=rows[:, 5],
-            motion_p90=rows[:, 6],
+            motion=rows[:, 5],
+            camera=rows[:, 6],
             bars=rows[:, 7:],
             tiny_FHWC=np.stack(self._tiny),
             cut_chance=np.zeros(0, np.float32) if self._chance is None else self._chance.finish(),
@@ -176,25 +184,25 @@ class PictureSense:
         )
 
     def _motion(self, seconds: float, grey: NDArray[np.uint8]) -> tuple[float, float]:
-        """Median and 90th percentile of the flow from the frame before, diagonals a second; NaN where it is not due."""
+        """Mean and median of the flow from the frame before, diagonals a second; NaN where it is not due."""
         if self._before is None or seconds < self._next_flow:
             return float("nan"), float("nan")
         self._next_flow = max(self._next_flow + 1 / FLOW_RATE, seconds + 0.5 / FLOW_RATE)
         before, after = on_grid(self._before[1]), on_grid(grey)
         flow = cast(NDArray[np.float32], self._flow.calc(before, after, None))
-        length = np.hypot(flow[::2, ::2, 0], flow[::2, ::2, 1]).ravel()  # a quarter of the vectors tells the same
+        moved = cv.blur(cv.absdiff(before, after), (8, 8))[::2, ::2] >= MOVED_LEVELS  # flat areas have no flow
+        length = np.hypot(flow[::2, ::2, 0], flow[::2, ::2, 1]) * moved  # a quarter of the vectors tells the same
         scale = float(np.hypot(*after.shape)) * (seconds - self._times[-1])
-        middle, fast = len(length) // 2, len(length) * 9 // 10
-        ordered = np.partition(length, (middle, fast))
-        return float(ordered[middle]) / scale, float(ordered[fast]) / scale
+        middle = length.size // 2
+        return float(length.mean()) / scale, float(np.partition(length.ravel(), middle)[middle]) / scale
 
     def _repeats(self, grey: NDArray[np.uint8]) -> bool:
         """Whether the picture shows nothing new since the last one that did; slow motion adds up and is no repeat."""
         if self._anchor is not None:
             height, width = grey.shape
             size = (max(1, width // 8), max(1, height // 8))
-            blocks = cv2.resize(cv2.absdiff(self._anchor, grey), size, interpolation=cv2.INTER_AREA)
-            if cv2.minMaxLoc(blocks)[1] < SAME_LEVELS:
+            blocks = cv.resize(cv.absdiff(self._anchor, grey), size, interpolation=cv.INTER_AREA)
+            if cv.minMaxLoc(blocks)[1] < SAME_LEVELS:
                 return True
         self._anchor = grey
         return False
@@ -235,23 +243,23 @@ def change(before_HWC: NDArray[np.uint8], after_HWC: NDArray[np.uint8]) -> float
     Mean difference in hue, saturation and value, as PySceneDetect's content detector measures it
     (github.com/Breakthrough/PySceneDetect), but hue is a circle and counts as far as there is colour.
     """
-    difference = cv2.absdiff(before_HWC, after_HWC)
-    hue, saturation, value = cv2.split(difference)
-    colour = cv2.min(cv2.extractChannel(before_HWC, 1), cv2.extractChannel(after_HWC, 1))
-    turned = cv2.mean(cv2.multiply(cv2.min(hue, cv2.subtract(180, hue)), colour, scale=1 / 90, dtype=cv2.CV_8U))[0]
-    return float(turned + cv2.mean(saturation)[0] + cv2.mean(value)[0]) / (3 * 255)
+    difference = cv.absdiff(before_HWC, after_HWC)
+    hue, saturation, value = cv.split(difference)
+    colour = cv.min(cv.extractChannel(before_HWC, 1), cv.extractChannel(after_HWC, 1))
+    turned = cv.mean(cv.multiply(cv.min(hue, cv.subtract(180, hue)), colour, scale=1 / 90, dtype=cv.CV_8U))[0]
+    return float(turned + cv.mean(saturation)[0] + cv.mean(value)[0]) / (3 * 255)
 
 
 def is_black(grey_HW: NDArray[np.uint8]) -> bool:
     """Whether nearly all of a picture is dark."""
-    dark = grey_HW.size - cv2.countNonZero(cv2.compare(grey_HW, BLACK_LEVEL - 1, cv2.CMP_GT))
+    dark = grey_HW.size - cv.countNonZero(cv.compare(grey_HW, BLACK_LEVEL - 1, cv.CMP_GT))
     return dark >= BLACK_SHARE * grey_HW.size
 
 
 def black_bars(grey_HW: NDArray[np.uint8]) -> tuple[float, float, float, float]:
     """Shares of height and width that are black from the top, bottom, left and right edge inwards."""
-    rows = cv2.reduce(grey_HW, 1, cv2.REDUCE_MAX).ravel() > BAR_LEVEL
-    columns = cv2.reduce(grey_HW, 0, cv2.REDUCE_MAX).ravel() > BAR_LEVEL
+    rows = grey_HW.max(axis=1) > BAR_LEVEL
+    columns = grey_HW.max(axis=0) > BAR_LEVEL
     if not rows.any():
         return 1.0, 1.0, 1.0, 1.0
     height, width = grey_HW.shape
@@ -265,7 +273,7 @@ def on_grid(grey_HW: NDArray[np.uint8]) -> NDArray[np.uint8]:
     height, width = grey_HW.shape
     scale = FLOW_PX / max(height, width)
     size = (max(32, round(width * scale)), max(32, round(height * scale)))
-    return grey_HW if size == (width, height) else cast(NDArray[np.uint8], cv2.resize(grey_HW, size))
+    return grey_HW if size == (width, height) else cast(NDArray[np.uint8], cv.resize(grey_HW, size))
 
 
 def thumbnail(picture_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -273,5 +281,58 @@ def thumbnail(picture_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
     height, width = picture_HWC.shape[:2]
     scale = min(1.0, THUMB_PX / max(height, width))
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    small = cv2.cvtColor(cv2.resize(picture_HWC, size, interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)
-    return cast(NDArray[np.uint8], cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, THUMB_QUALITY])[1]).ravel()
+    small = cv.cvtColor(cv.resize(picture_HWC, size, interpolation=cv.INTER_AREA), cv.COLOR_RGB2BGR)
+    return cast(NDArray[np.uint8], cv.imencode(".jpg", small, [cv.IMWRITE_JPEG_QUALITY, THUMB_QUALITY])[1]).ravel()
+
+
+class Look(NamedTuple):
+    """What a span looks like; units as in `records.Clip`."""
+
+    motion_p50: float
+    motion_p90: float
+    luma: float
+    sharpness_p90: float
+    motion_blur_index: float
+    black_share: float
+    freeze_share: float
+    letterbox_share: float
+
+
+def look(track: Track, start_s: float, end_s: float) -> Look:
+    """What the frames shown within a span look like, the one on screen at its start among them."""
+    first = max(0, int(np.searchsorted(track.times_s, start_s + SHOWN_S, side="right")) - 1)
+    last = max(first + 1, int(np.searchsorted(track.times_s, end_s - SHOWN_S)))
+    span = slice(first, last)
+    motion = track.motion[first + 1 : last]  # how the first frame was reached is no part of the span
+    motion = motion[~np.isnan(motion)]
+    slow, fast = np.percentile(motion, [50, 90]) if len(motion) else (0.0, 0.0)
+    repeat = track.repeat[first + 1 : last]
+    return Look(
+        motion_p50=float(slow),
+        motion_p90=float(fast),
+        luma=float(track.luma[span].mean()),
+        sharpness_p90=float(np.percentile(track.sharpness[span], 90)),
+        motion_blur_index=motion_blur(track, span),
+        black_share=float(track.black[span].mean()),
+        freeze_share=float(repeat.mean()) if len(repeat) else 1.0,
+        letterbox_share=letterbox(track.bars[span][~track.black[span]]),
+    )
+
+
+def motion_blur(track: Track, span: slice) -> float:
+    """Sharpness missing from the source's sharp frames, as far as motion explains it, mean over the span, 0–1."""
+    sharp = max(float(np.percentile(track.sharpness, 90)), 1e-6)
+    missing = np.clip(1 - track.sharpness[span] / sharp, 0, 1)
+    known = np.flatnonzero(~np.isnan(track.motion))
+    if not len(known):
+        return 0.0
+    motion = np.interp(np.arange(span.start, span.stop), known, track.motion[known])
+    return float((missing * motion / (motion + BLURRING_MOTION)).mean())
+
+
+def letterbox(bars: NDArray[np.float32]) -> float:
+    """Share of the picture that bars (F, 4) cover in every frame, as far as opposite ones are equally wide."""
+    if not len(bars):
+        return 0.0
+    top, bottom, left, right = (float(side) for side in bars.min(axis=0))
+    return 1 - (1 - 2 * min(top, bottom)) * (1 - 2 * min(left, right))

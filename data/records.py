@@ -208,7 +208,7 @@ class Clip(Frozen):
     """Boundaries that a stricter look still sees inside the clip."""
     has_audio: bool
     motion_p50: float
-    """Median over frames of the median optical flow, picture diagonals a second (DIS flow at 256 px wide)."""
+    """Median over frames of the picture's mean optical flow, picture diagonals a second (DIS flow at 256 px)."""
     motion_p90: float
     """90th percentile over frames of the same."""
     luma: float

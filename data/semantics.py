@@ -6,8 +6,7 @@ A ladder: a histogram that needs no weights, then encoders that do; each has thr
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import cv2
 import numpy as np
@@ -15,6 +14,8 @@ from numpy.typing import NDArray
 
 from data.sensing import Sensing
 
+cv = cast(Any, cv2)
+"""Its types do not say what comes back."""
 GRID = 4
 """Blocks a side of the histogram: coarse enough that a moving camera stays in them, fine enough to know above from below."""
 ANALYSED_PX = (64, 36)
@@ -55,17 +56,17 @@ class Histogram:
 
     def embed(self, picture_HWC: NDArray[np.uint8]) -> NDArray[np.float32]:
         """The picture's (D,) vector: square roots of shares, so that the product is Bhattacharyya's coefficient."""
-        small = cv2.resize(picture_HWC, ANALYSED_PX, interpolation=cv2.INTER_AREA).astype(np.float32)
+        small = cv.resize(picture_HWC, ANALYSED_PX, interpolation=cv.INTER_AREA).astype(np.float32)
         value = small.max(axis=2)
         gain = MEAN_VALUE / max(float(value.mean()), 1.0)
         chroma = (value - small.min(axis=2)) * gain
-        hsv = cv2.cvtColor(small.astype(np.uint8), cv2.COLOR_RGB2HSV)
+        hsv = cv.cvtColor(small.astype(np.uint8), cv.COLOR_RGB2HSV)
         hue = hsv[..., 0].astype(np.int64) * NUM_HUES // 180
         grey = np.minimum(value * gain * NUM_GREYS / 256, NUM_GREYS - 1).astype(np.int64)
         colour = np.where(chroma > GREY_CHROMA, hue, NUM_HUES + grey)
         weight = np.ones_like(value)
-        luma = cv2.cvtColor(small.astype(np.uint8), cv2.COLOR_RGB2GRAY).astype(np.float32)
-        across, down = cv2.Sobel(luma, cv2.CV_32F, 1, 0), cv2.Sobel(luma, cv2.CV_32F, 0, 1)
+        luma = cv.cvtColor(small.astype(np.uint8), cv.COLOR_RGB2GRAY).astype(np.float32)
+        across, down = cv.Sobel(luma, cv.CV_32F, 1, 0), cv.Sobel(luma, cv.CV_32F, 0, 1)
         strength = np.hypot(across, down) * gain
         edge = (np.arctan2(down, across) % np.pi * NUM_EDGES / np.pi).astype(np.int64) % NUM_EDGES
         whole = shares(colour, weight, NUM_HUES + NUM_GREYS, 1)
@@ -90,7 +91,7 @@ THRESHOLDS = {
     "efficientnet_lite0": Thresholds(0.78, 0.58),
     "clip": Thresholds(0.85, 0.70),
 }
-"""By kind of encoder."""
+"""By kind of encoder. The last is not calibrated: no such weights were at hand."""
 
 
 def encoder(sensing: Sensing) -> Encoder:
@@ -99,7 +100,11 @@ def encoder(sensing: Sensing) -> Encoder:
     Raises:
         RuntimeError: its weights or its runtime are not installed; the message says how to get them.
     """
-    return Histogram()
+    if sensing.semantics == "histogram":
+        return Histogram()
+    from data import encoders
+
+    return encoders.named(sensing.semantics, sensing.semantics_weights)
 
 
 def thresholds(name: str) -> Thresholds:
@@ -125,4 +130,8 @@ def proposer(sensing: Sensing) -> Proposer | None:
     Raises:
         RuntimeError: it is not installed; the message says how to get it.
     """
-    return None
+    if sensing.proposer == "content":
+        return None
+    from data import encoders
+
+    return encoders.TransNet()

@@ -1,20 +1,31 @@
-"""Cut accepted sources into clips: camera shots, then spans of exactly one training length, measured and filtered.
+"""Cut accepted sources into clips: scenes, then spans of exactly one training length, measured, filtered, compared.
 
-Example: soundstage cut min_motion=0.002 max_clips_per_source=20
+Example: soundstage cut filters.max_black_share=0.2 near_duplicates=drop max_clips_per_source=20
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
-from fractions import Fraction
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
-from data import files, rules, workers
+from data import files, rules
+from data.engines import Engine, Lost, map_ordered
+from data.filters import Filters, fault, rejected
 from data.records import Clip, ClipShape, DataRefused, Frozen, Reject, Source
+from data.sensing import Sensing
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from data.hearing import SoundTrack
+    from data.measure import Measurement
+    from data.shots import Window
 
 
 class Config(Frozen):
@@ -26,33 +37,42 @@ class Config(Frozen):
     """Parquet of clips to write."""
     rejects: Path
     """Parquet of clips and sources left out."""
+    expectations: Path | None = None
+    """JSON to write: what the expectations on all clips found; None asks none."""
+    docs: Path | None = None
+    """Folder for the same as pages."""
+    work: Path = Path("data/store/work")
+    """Scratch folder; holds the measurements that ingest has remembered. Changes no result."""
     shape: ClipShape
     """What a clip is; spans are exactly `num_frames / frame_rate` long."""
+    sensing: Sensing = Sensing()
+    """How sources are measured; where it equals ingest's, nothing is decoded again. Key frames alone are too few here."""
+    engine: Engine = Engine()
+    """How many sources are cut at once, where, and what each may use."""
     margin_s: float = Field(default=0.05, ge=0)
-    """Distance of a clip from every cut, s; one frame at 24 fps, so that rounding never shows the other shot."""
+    """Distance of a clip from every transition, s; one frame at 24 fps, so that rounding never shows the other shot."""
     min_shot_s: float = Field(default=0.25, ge=0)
-    """Spans between cuts shorter than this are no shots, s."""
-    analysis_px: int = Field(default=96, ge=16)
-    """Short side of the pictures that cuts and features are measured on, px; sharpness depends on it."""
-    min_motion: float = Field(default=0.00002, ge=0)
-    """Least mean luma change between frames, 0–1; below it the picture is frozen. An encoded still has 0.000006."""
-    min_luma: float = Field(default=0.02, ge=0, le=1)
-    """Least mean luma, 0–1; below it the picture is black."""
+    """Spans between transitions shorter than this are no shots, s."""
+    stricter: float = Field(default=0.05, ge=0, le=1)
+    """Added to the similarity that counts as one scene, when `residual_cuts` are counted."""
     min_sound_share: float = Field(default=0.5, ge=0, le=1)
     """Share of a clip that sound must cover to be learnt from; below it the clip counts as without sound."""
+    filters: Filters = Filters()
+    """Limits on the clips' columns; null is off."""
+    detectors: tuple[Literal["faces", "text", "dnsmos"], ...] = ()
+    """Columns that need networks: `num_faces`, `text_share`, `dnsmos` (`pip install -e '.[detectors]'`)."""
+    near_duplicates: Literal["keep", "drop"] = "keep"
+    """Clips that look like one of another source: kept in one cluster, or only the sharpest of them kept."""
     max_clips_per_source: int = Field(default=200, gt=0)
     """Most clips of one source, spread evenly over it, so that one film does not outweigh a folder of clips."""
-    num_workers: int = Field(default=2, gt=0)
-    """Sources cut at once, each in a process of its own; the result does not depend on it."""
-    max_file_s: float = Field(default=1800.0, gt=0)
-    """Longest time one source may take, s; after that it is given up and becomes a reject."""
 
 
-class Cut(Frozen):
-    """What one source gave."""
+class Cut(NamedTuple):
+    """What one source gave; one signature a clip."""
 
     clips: tuple[Clip, ...]
     rejects: tuple[Reject, ...]
+    signatures: tuple[NDArray[np.int8], ...] = ()
 
 
 class Result(Frozen):
@@ -62,137 +82,242 @@ class Result(Frozen):
     num_clips: int
     num_rejected_clips: int
     num_rejected_sources: int
+    num_near_duplicates: int
+    """Clips that look like one of another source."""
 
 
 def run(config: Config) -> Result:
-    """Write clips and rejects, sorted; every source has a clip or a reject.
+    """Write clips and rejects in the order of the sources; every source has a clip or a reject.
 
     Raises:
-        DataRefused: no source gives a clip.
+        DataRefused: no source gives a clip, or a critical expectation fails.
+        RuntimeError: a detector or encoder that is asked for is not installed.
     """
-    sources = files.read_records(config.accepted, Source)
-    cuts = cut_all(sources, config)
-    clips = sorted((clip for cut in cuts for clip in cut.clips), key=lambda clip: clip.clip_id)
-    rejects = sorted((reject for cut in cuts for reject in cut.rejects), key=lambda reject: (reject.path, reject.item))
-    files.write_records(config.rejects, rejects, Reject)
-    if not clips:
-        files.remove(config.clips)
-        counts = ", ".join(f"{count} by {rule}" for rule, count in Counter(item.rule for item in rejects).most_common())
-        raise DataRefused(
-            f"none of {len(sources)} sources gives a clip of {float(config.shape.duration_s):.3f} s: {counts}"
-        )
-    files.write_records(config.clips, clips, Clip)
-    num_rejected_sources = sum(not cut.clips for cut in cuts)
+    from data import detectors
+
+    detectors.require(config.detectors)
+    num_sources = files.num_records(config.accepted)
+    with files.whole(config.work / "cut") as work:
+        work.mkdir()
+        counts = first_pass(config, work)
+        if not counts["clips"]:
+            refuse(config, work, num_sources)
+        twins = second_pass(config, work)
+        num_rejects = files.num_records(config.rejects)
+    files.remove(config.work / "cut")
+    if config.expectations is not None:
+        judge(config)
     return Result(
-        num_sources=len(sources),
-        num_clips=len(clips),
-        num_rejected_clips=len(rejects) - num_rejected_sources,
-        num_rejected_sources=num_rejected_sources,
+        num_sources=num_sources,
+        num_clips=files.num_records(config.clips),
+        num_rejected_clips=num_rejects - counts["lost sources"],
+        num_rejected_sources=counts["lost sources"],
+        num_near_duplicates=twins,
     )
 
 
-def cut_all(sources: Sequence[Source], config: Config) -> list[Cut]:
-    """What every source gives; one whose decoder crashes or hangs gives a reject."""
+def first_pass(config: Config, work: Path) -> Counter[str]:
+    """Cut every source; clips, rejects and signatures go to files of `work` as they come."""
+    counts: Counter[str] = Counter()
+    with (work / "signatures").open("wb") as stream:
+
+        def clips() -> Iterator[Clip]:
+            for cut in cut_all(config):
+                held.extend(cut.rejects)
+                counts.update({"clips": len(cut.clips), "lost sources": int(not cut.clips)})
+                for clip, signature in zip(cut.clips, cut.signatures, strict=True):
+                    stream.write(signature.tobytes())
+                    counts["bytes"] = signature.nbytes
+                    yield clip
+
+        held = Spill(work / "rejects.parquet")
+        files.write_records(work / "clips.parquet", clips(), Clip)
+        held.close()
+    return counts
+
+
+class Spill:
+    """Rejects written beside the clips, a row group at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._number, self._rows = path, 0, list[Reject]()
+
+    def extend(self, rows: Iterable[Reject]) -> None:
+        """More rows."""
+        self._rows += rows
+        if len(self._rows) >= files.ROW_GROUP:
+            self.close()
+
+    def close(self) -> None:
+        """Write what is held."""
+        files.write_records(self._path.with_name(f"rejects-{self._number:06d}.parquet"), self._rows, Reject)
+        self._number, self._rows = self._number + 1, []
+
+
+def spilled(work: Path) -> Iterator[Reject]:
+    """All rejects of the first pass, in order."""
+    for path in sorted(work.glob("rejects-*.parquet")):
+        yield from files.iter_records(path, Reject)
+
+
+def refuse(config: Config, work: Path, num_sources: int) -> None:
+    """Write why there is no clip, and say so."""
+    files.write_records(config.rejects, spilled(work), Reject)
+    files.remove(config.clips)
+    rules_broken = Counter(reject.rule for reject in spilled(work))
+    counts = ", ".join(f"{count} by {rule}" for rule, count in rules_broken.most_common())
+    length = float(config.shape.duration_s)
+    raise DataRefused(f"none of {num_sources} sources gives a clip of {length:.3f} s: {counts}")
+
+
+def second_pass(config: Config, work: Path) -> int:
+    """Give every clip its cluster, leave out near duplicates where asked; returns how many there are."""
+    from data import twins
+
+    found = twins.find(work / "clips.parquet", work / "signatures")
+    drop = config.near_duplicates == "drop"
+
+    def clips() -> Iterator[Clip]:
+        for number, clip in enumerate(files.iter_records(work / "clips.parquet", Clip)):
+            if not drop or number not in found.worse:
+                cluster = found.clusters.get(clip.source_id, clip.source_id)
+                yield clip.model_copy(update={"cluster": cluster})
+
+    def rejects() -> Iterator[Reject]:
+        yield from spilled(work)
+        for clip, twin, likeness in found.named(work / "clips.parquet") if drop else ():
+            yield rejected(clip, "near_duplicates", f"likeness {likeness:.3f} to {twin}", "one of each")
+
+    files.write_records(config.clips, clips(), Clip)
+    files.write_records(config.rejects, rejects(), Reject)
+    return len(found.worse)
+
+
+def judge(config: Config) -> None:
+    """Hold all clips against their expectations.
+
+    Raises:
+        DataRefused: a critical one fails.
+    """
+    from data import expectations
+    from tasks import judging
+
+    assert config.expectations is not None
+    docs = config.docs or config.work / "docs"
+    table = expectations.clips_frame(files.iter_records(config.clips, Clip))
+    judging.enforce("clips", table, expectations.clips_suite(config.shape), config.expectations, docs)
+
+
+def cut_all(config: Config) -> Iterator[Cut]:
+    """What every source gives, in order; one whose decoder crashes or hangs gives a reject."""
     from tqdm import tqdm
 
+    def sources() -> Iterator[Source]:
+        rows = files.iter_records(config.accepted, Source)
+        return (source for source in rows if source.use == "clip")
+
     work = functools.partial(cut_source, config=config)
-    answers = workers.map_isolated(work, sources, config.num_workers, config.max_file_s)
-    cuts: dict[int, Cut] = {}
-    for index, answer in tqdm(answers, total=len(sources), desc="cut", unit="source", disable=None):
-        lost = isinstance(answer, workers.Lost)
-        cuts[index] = unreadable(sources[index], answer.reason) if lost else answer
-    return [cuts[index] for index in range(len(sources))]
+    answers = map_ordered(work, sources(), config.engine)
+    bar = tqdm(total=files.num_records(config.accepted), desc="cut", unit="source", disable=None)
+    with bar:
+        for source, answer in zip(sources(), answers, strict=True):
+            bar.update()
+            yield unreadable(source, answer.reason) if isinstance(answer, Lost) else answer
 
 
 def unreadable(source: Source, reason: str) -> Cut:
     """What a source gives that does not decode."""
-    return Cut(clips=(), rejects=(rejected(source, "readable", reason, "a file that decodes"),))
+    return Cut((), (rejected(source, "readable", reason, "a file that decodes"),))
 
 
 def cut_source(source: Source, config: Config) -> Cut:
-    """All clips of one source, from one pass over its pictures and one over its sound; errors become a reject."""
-    from data import features_before as features
-    from data import media, shots
+    """All clips of one source, from its remembered measurement or one pass over it; errors become a reject."""
+    from data import boundaries, measure, shots
+    from data.media_open import Unreadable
+    from data.remote import local
 
-    height, width = analysis_size(source, config)
-    path = Path(source.path)
+    sensing = config.sensing.model_copy(update={"decode": "all"})
     try:
-        track = features.measure(media.iter_frames(path, height, width))
-        sound = features.Sound(*media.read_sound(path))
-    except (media.Unreadable, ValueError, OSError) as error:
+        other = None if source.sound_path is None else local(source.sound_path)
+        found = measure.remembered(local(source.path), source.sha256, sensing, config.work, other)
+    except (Unreadable, OSError) as error:
         return unreadable(source, str(error))
-    cuts = shots.find_cuts(track.changes, track.times_s, track.thumbs_FHW)
-    found = shots.shots(cuts, track.times_s, source.video_duration_s, config.min_shot_s)
-    spans = [span for shot in found for span in shots.windows(shot, config.shape.duration_s, config.margin_s)]
+    error, track = found.facts.get("error"), found.picture
+    if error is not None or track is None:
+        return unreadable(source, str(error or "holds no moving picture"))
+    transitions = boundaries.find(track)
+    scenes = shots.shots(transitions, source.video_duration_s, config.min_shot_s)
+    spans = [span for shot in scenes for span in shots.windows(shot, config.shape.duration_s, config.margin_s)]
     if not spans:
-        longest = max((shot.end_s - shot.start_s for shot in found), default=0.0)
-        measured = f"longest of {len(found)} shots is {longest:.3f} s"
+        longest = max((shot.end_s - shot.start_s for shot in scenes), default=0.0)
+        measured = f"longest of {len(scenes)} shots is {longest:.3f} s"
         limit = f"one clip of {float(config.shape.duration_s):.3f} s, margin_s = {config.margin_s:g} from cuts"
-        return Cut(clips=(), rejects=(rejected(source, "shape", measured, limit),))
-    clips: list[Clip] = []
-    for span in spans:
-        look = features.look(track, span.start_s, config.shape.num_frames, config.shape.frame_rate)
-        heard = hears(source, span.start_s, span.end_s, config.min_sound_share)
-        clip = Clip(
-            clip_id=f"{source.source_id}-{round(span.start_s * 1000):06d}",
-            source_id=source.source_id,
-            path=source.path,
-            group=source.group,
-            caption=source.caption or "",
-            start_s=span.start_s,
-            end_s=span.end_s,
-            boundary_reason=span.reason,
-            has_audio=heard,
-            motion_p50=look.motion,
-            motion_p90=look.motion,
-            luma=look.luma,
-            sharpness_p90=look.sharpness,
-            loudness_lufs=features.loudness_db(sound, span.start_s, span.end_s),
-        )
-        clips.append(clip)
-    return chosen(source, clips, config)
+        return Cut((), (rejected(source, "shape", measured, limit),))
+    strict = [item.end_s for item in boundaries.find(track, config.stricter)]
+    clips = [described(source, span, found, strict, config) for span in spans]
+    return chosen(source, clips, found, config)
 
 
-def chosen(source: Source, clips: Sequence[Clip], config: Config) -> Cut:
+def described(source: Source, span: Window, found: Measurement, strict: Sequence[float], config: Config) -> Clip:
+    """A span with all its columns; `strict` are the transitions that the stricter look sees."""
+    from data import detectors, features, hearing
+
+    assert found.picture is not None
+    heard = hears(source, found.sound, span.start_s, span.end_s, config.min_sound_share)
+    sound, start_s, end_s = found.sound if heard else None, span.start_s, span.end_s
+    speech = None if sound is None else hearing.speech_share(sound, start_s, end_s)
+    loudness = None if sound is None else hearing.loudness_lufs(sound, start_s, end_s)
+    look = features.look(found.picture, start_s, end_s)
+    clip = Clip(
+        clip_id=f"{source.source_id}-{round(start_s * 1000):06d}",
+        source_id=source.source_id,
+        path=source.path,
+        sound_path=source.sound_path,
+        references=source.references,
+        group=source.group,
+        caption=source.caption or "",
+        caption_language=source.caption_language,
+        licence=source.licence,
+        start_s=start_s,
+        end_s=end_s,
+        boundary_reason=span.reason,
+        boundary_score=span.score,
+        residual_cuts=sum(start_s + config.margin_s < at < end_s - config.margin_s for at in strict),
+        has_audio=heard,
+        **look._asdict(),
+        loudness_lufs=loudness,
+        silent_share=1.0 if sound is None else hearing.silent_share(sound, start_s, end_s),
+        speech_share=speech,
+        cluster=source.source_id,
+    )
+    return clip.model_copy(update=detectors.columns(clip, source, config.detectors)) if config.detectors else clip
+
+
+def chosen(source: Source, clips: Sequence[Clip], found: Measurement, config: Config) -> Cut:
     """The clips that pass the filters, and the rejects; a source that keeps none is a reject as well."""
-    faults = [(clip, fault(clip, config)) for clip in clips]
-    rejects = [found for _, found in faults if found is not None]
-    good = [clip for clip, found in faults if found is None]
+    from data import duplicates
+
+    faults = [(clip, fault(clip, config.filters)) for clip in clips]
+    rejects = [reject for _, reject in faults if reject is not None]
+    good = [clip for clip, reject in faults if reject is None]
     limit = config.max_clips_per_source
-    kept = good if len(good) <= limit else [good[number * len(good) // limit] for number in range(limit)]
-    surplus = [clip for clip in good if clip not in kept]
+    picked = {number * len(good) // limit for number in range(limit)} if len(good) > limit else set(range(len(good)))
+    kept = [clip for number, clip in enumerate(good) if number in picked]
+    surplus = [clip for number, clip in enumerate(good) if number not in picked]
     measured = f"{len(good)} clips"
     rejects += [rejected(clip, "max_clips_per_source", measured, f"{limit} clips, spread evenly") for clip in surplus]
     if not kept:
         ((rule, _),) = Counter(reject.rule.removeprefix("cut.") for reject in rejects).most_common(1)
         rejects.append(rejected(source, rule, f"none of {len(clips)} clips passes", "at least 1 clip"))
-    return Cut(clips=tuple(kept), rejects=tuple(rejects))
+    assert found.picture is not None
+    signatures = tuple(duplicates.signature(found.picture, clip.start_s, clip.end_s) for clip in kept)
+    return Cut(tuple(kept), tuple(rejects), signatures)
 
 
-def fault(clip: Clip, config: Config) -> Reject | None:
-    """Why a clip is not worth training on; blur is no reason, since fast motion blurs."""
-    if clip.luma < config.min_luma:
-        return rejected(clip, "min_luma", f"mean luma {clip.luma:.4f}", f"{config.min_luma:g}")
-    if clip.motion_p50 < config.min_motion:
-        return rejected(clip, "min_motion", f"mean luma change {clip.motion_p50:.5f}", f"{config.min_motion:g}")
-    return None
-
-
-def rejected(item: Source | Clip, rule: str, measured: str, limit: str) -> Reject:
-    """The reject of a source or clip by one option of `cut`."""
-    name = item.clip_id if isinstance(item, Clip) else item.source_id
-    return Reject(item=name, path=item.path, verb="cut", rule=f"cut.{rule}", measured=measured, limit=limit)
-
-
-def hears(source: Source, start_s: float, end_s: float, min_share: float) -> bool:
+def hears(source: Source, sound: SoundTrack | None, start_s: float, end_s: float, min_share: float) -> bool:
     """Whether the source's sound covers enough of a span."""
     start, end = rules.sound_span(source)
+    if source.sound_path is not None and sound is not None:
+        start, end = sound.start_s, sound.start_s + sound.duration_s
     covered = min(end, end_s) - max(start, start_s)
     return covered > 0 and covered >= min_share * (end_s - start_s)
-
-
-def analysis_size(source: Source, config: Config) -> tuple[int, int]:
-    """Height and width of the analysed picture: the model's aspect, so that only what it sees is judged."""
-    side = min(config.analysis_px, source.width, source.height)
-    scale = Fraction(side, min(config.shape.height, config.shape.width))
-    return round(config.shape.height * scale), round(config.shape.width * scale)
