@@ -25,6 +25,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 MB = 10**6
 LOOPBACK = "127.0.0.1"
+ANSWER_S = 10.0
+"""Within this, s, a head node that is there takes a connection."""
 
 
 def answers(
@@ -120,8 +122,9 @@ def connected(cluster: RayCluster) -> Generator[None]:
             yield
     else:
         try:
+            _knock(cluster.address)
             ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             remedy = "start one with `ray start --head`, or set engine.ray.address = local"
             raise RuntimeError(f"engine.ray.address = {cluster.address}: no Ray cluster answers; {remedy}") from error
         try:
@@ -130,6 +133,18 @@ def connected(cluster: RayCluster) -> Generator[None]:
         finally:
             _ask_for(0, cluster.cpus_per_item)
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """See whether somebody answers at `host:port`: Ray itself would try for nine minutes.
+
+    Raises:
+        OSError: nobody does.
+        ValueError: the address has another form.
+    """
+    if address != "auto":
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
 
 
 @contextmanager
