@@ -21,33 +21,32 @@ class Content(NamedTuple):
     size_bytes: int
 
 
-def known_content(path: str, work: Path) -> Content | None:
-    """Content of a file that has not changed since `content` saw it; None where it has, or is new.
-
-    Raises:
-        OSError, Unreadable, RuntimeError: as `remote.stamp`.
-    """
-    try:
-        words = _entry(path, work).read_text(encoding="ascii").split()
-        return Content(words[0], int(words[1])) if len(words) == 2 and len(words[0]) == 64 else None
-    except (FileNotFoundError, ValueError):
-        return None
-
-
 def content(path: str, work: Path) -> Content:
     """Content of a file, remembered under its place, size and times (of an object: its ETag).
+
+    Args:
+        work: Folder of scratch files; entries go to `hashed/` in it.
 
     Raises:
         OSError, Unreadable, RuntimeError: as `remote.local`.
     """
-    if (known := known_content(path, work)) is not None:
+    entry = _entry(path, work)
+    if (known := _known(entry)) is not None:
         return known
-    entry, file = _entry(path, work), remote.local(path)
+    file = remote.local(path)
     found = Content(sha256(file), file.stat().st_size)
     settled = remote.is_remote(path) or time.time() - max(file.stat().st_mtime, file.stat().st_ctime) > SETTLED_S
-    if settled and entry == _entry(path, work):
+    if settled and entry == _entry(path, work):  # nothing has changed meanwhile
         write_text(entry, f"{found.sha256} {found.size_bytes}\n")
     return found
+
+
+def _known(entry: Path) -> Content | None:
+    try:
+        words = entry.read_text(encoding="ascii").split()
+        return Content(words[0], int(words[1])) if len(words) == 2 and len(words[0]) == 64 else None
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _entry(path: str, work: Path) -> Path:

@@ -19,10 +19,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from data.files import remove, whole
 from data.media_open import Unreadable
+from data.paths import authority_of
 
 CACHE_FOLDER, CACHE_LIMIT = "SOUNDSTAGE_REMOTE_CACHE", "SOUNDSTAGE_REMOTE_CACHE_GB"
 """Environment variables: the folder of copies, and how much it may hold, GB (10⁹ bytes)."""
@@ -55,7 +56,7 @@ def is_remote(path: str) -> bool:
 
 def plain(path: str) -> str:
     """A path without `file://`, its escapes undone; any other as it is."""
-    return unquote(urlsplit(path).path) if path[:7].lower() == "file://" else path
+    return unquote(path[7:].removeprefix("localhost")) if path[:7].lower() == "file://" else path
 
 
 def local(path: str) -> Path:
@@ -239,7 +240,7 @@ def _system(path: str) -> tuple[Any, str]:
         RuntimeError: the library for its protocol is not installed.
     """
     scheme = path.partition("://")[0].lower()
-    if "::" in path or "@" in urlsplit(path).netloc:
+    if "::" in path or "@" in authority_of(path):
         raise ValueError(f"{scheme}://…: credentials belong in the environment, and protocols cannot be chained")
     system = _connected(scheme, os.getpid())
     return system, str(system._strip_protocol(path))  # noqa: SLF001  # fsspec's own way; open() does the same
@@ -279,7 +280,7 @@ def _explained(path: str) -> Generator[None]:
     except PermissionError as error:
         raise Unreadable("cannot be read: access denied") from error
     except (OSError, *_store_errors()) as error:
-        place = f"{path.partition('://')[0]}://{urlsplit(path).netloc}"
+        place = f"{path.partition('://')[0]}://{authority_of(path)}"
         raise RuntimeError(
             f"{place} cannot be reached ({type(error).__name__}); set its credentials and endpoint in the environment"
             " (AWS_… for s3, OSS_… for oss) and check the network"

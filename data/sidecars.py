@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import cast
 
 from data import remote
-from data.paths import inside
+from data.paths import beside, inside
 from data.tables import Words, one_line, words_in
 
 SIDECARS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet", ".md", ".srt", ".vtt", ".ass", ".yaml", ".yml")
@@ -26,15 +26,14 @@ def words_beside(file: str, root: str, names: set[str] | None = None) -> Words:
     Raises:
         ValueError: a sidecar is not UTF-8, not JSON, too large, or a link that leads out of `root`.
     """
-    folder, _, name = file.rpartition("/")
+    name = file.rpartition("/")[2]
     stem = PurePosixPath(name).stem
     words = Words()
     for sidecar in (f"{stem}.txt", f"{name}.txt", f"{stem}.json"):
-        path = f"{folder}/{sidecar}"
+        path = beside(file, sidecar)
         if not (sidecar in names if names is not None else os.path.isfile(path)):  # noqa: PTH113  # too long is absent
             continue
-        found = _words_in_file(path, sidecar, root)
-        words = Words(*(ours or theirs for ours, theirs in zip(words, found, strict=True)))
+        words = words.or_else(_words_in_file(path, sidecar, root))
     return words
 
 

@@ -19,11 +19,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from data import remote
 from data.media_open import Unreadable
-from data.paths import as_text, group_of, host_of, inside, refusal, shown
+from data.paths import as_text, beside, group_of, inside, is_name, refusal, shown, without_secrets
 from data.sidecars import SIDECARS, words_beside
 from data.tables import TABLES, Row, Words, rows_of
 
@@ -34,6 +34,7 @@ COMPANION = re.compile(r"(.+)\.(?:ref(\d{1,4})|sound)\.[^.]+", re.DOTALL)
 
 
 NOTHING = Words()
+Use = Literal["clip", "reference"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Given:
     """As `records.Source.path` says."""
     group: str
     words: Words = NOTHING
-    use: str = "clip"
+    use: Use = "clip"
     """`clip`, or `reference`: of another file, whose row names it."""
     sound: Given | None = None
     references: tuple[Given, ...] = ()
@@ -130,9 +131,8 @@ def _contents(root: str, folder: str) -> Iterator[Given | str]:
     try:
         items = _scan(folder)
     except (OSError, Unreadable) as error:
-        yield _given(
-            root, folder, error=f"is a folder that cannot be read: {getattr(error, 'strerror', None) or error}"
-        )
+        reason = getattr(error, "strerror", None) or error
+        yield _below(root, folder, error=f"is a folder that cannot be read: {reason}")
         return
     items = [item for item in items if not item.name.startswith(".") and item.name.lower() not in LITTER]
     names = {item.name for item in items if not item.is_folder}
@@ -141,13 +141,18 @@ def _contents(root: str, folder: str) -> Iterator[Given | str]:
     for item in sorted(items, key=lambda item: item.name + "/" * item.is_folder):
         file, suffix = f"{folder.rstrip('/')}/{item.name}", PurePosixPath(item.name).suffix.lower()
         if item.is_folder and item.is_link:
-            yield _given(root, file, error="is a linked folder; links to folders are not followed")
+            yield _below(root, file, error="is a linked folder; links to folders are not followed")
         elif item.is_folder:
             yield file
         elif suffix in UNFINISHED:
-            yield _given(root, file, error=f"is an unfinished download ({suffix}); finish it or delete it")
+            yield _below(root, file, error=f"is an unfinished download ({suffix}); finish it or delete it")
         elif suffix not in SIDECARS and item.name not in owned:
-            yield _in_company(root, file, names, companions.get(PurePosixPath(item.name).stem, []))
+            orphan = COMPANION.fullmatch(item.name)
+            if orphan is None:
+                yield _in_company(root, file, names, companions.get(PurePosixPath(item.name).stem, []))
+            else:
+                reason = f"is named as the reference of a clip that is not beside it ({orphan[1]}.*)"
+                yield _below(root, file, "reference", reason)
 
 
 def _scan(folder: str) -> list[Item]:
@@ -177,11 +182,10 @@ def _companions(names: set[str]) -> dict[str, list[str]]:
 
 def _in_company(root: str, file: str, names: set[str], companions: list[str]) -> Given:
     """A file with its caption, references and sound."""
-    given = _given(root, file)
+    given = _checked(root, file)
     if given.error is not None:
         return given
-    folder = file.rpartition("/")[0]
-    others = {name: replace(_given(root, f"{folder}/{name}"), use="reference") for name in companions}
+    others = {name: _checked(root, beside(file, name), "reference") for name in companions}
     numbered = [name for name in companions if cast(re.Match[str], COMPANION.fullmatch(name))[2] is not None]
     sound = next((others[name] for name in companions if name not in numbered), None)
     company = replace(given, references=tuple(others[name] for name in numbered), sound=sound)
@@ -197,7 +201,7 @@ def _in_table(table: Path, name: str, reading: Reading) -> Iterator[Given]:
     root = root.rstrip("/") if remote.is_remote(root) else os.path.normpath(root)
     for row in rows_of(table, PurePosixPath(name).name, reading.columns, reading.unread):
         if row.error is not None:
-            shown_name = name if remote.is_remote(name) else shown(Path(name))
+            shown_name = name if remote.is_remote(name) else shown(name)
             yield Given(name, f"{as_text(shown_name)}#{row.number}", "", error=f"row {row.number} {row.error}")
         else:
             yield _of_row(row, root, reading)
@@ -205,48 +209,50 @@ def _in_table(table: Path, name: str, reading: Reading) -> Iterator[Given]:
 
 def _of_row(row: Row, root: str, reading: Reading) -> Given:
     given = _named(row.path, root, reading)
-    references = tuple(replace(_named(path, root, reading), use="reference") for path in row.references)
-    sound = None if row.sound is None else replace(_named(row.sound, root, reading), use="reference")
+    references = tuple(_named(path, root, reading, "reference") for path in row.references)
+    sound = None if row.sound is None else _named(row.sound, root, reading, "reference")
     if sound is not None and sound.path == given.path:  # a trainer that takes both from one file
         sound = None
-    words, error = row.words, given.error
-    if words.caption is None and error is None and not remote.is_remote(given.file):
-        try:
-            beside = words_beside(given.file, root)
-            words = Words(*(ours or theirs for ours, theirs in zip(words, beside, strict=True)))
-        except (ValueError, OSError) as problem:
-            error = str(problem)
-    return replace(given, words=words, references=references, sound=sound, error=error)
+    given = replace(given, words=row.words, references=references, sound=sound)
+    if row.words.caption is not None or given.error is not None or remote.is_remote(given.file):
+        return given
+    try:
+        return replace(given, words=row.words.or_else(words_beside(given.file, root)))
+    except (ValueError, OSError) as error:
+        return replace(given, error=str(error))
 
 
-def _named(name: str, root: str, reading: Reading) -> Given:
+def _named(name: str, root: str, reading: Reading, use: Use = "clip") -> Given:
     """The file that a cell names; with an error where it lies outside the root or is not to be opened."""
     name = remote.plain(name)
     if remote.is_remote(name):
         reason = refusal(name, reading.protocols)
-        path = name if reason is None else f"{name.partition('://')[0]}://{host_of(name)}"
-        group = group_of(name, root) if name.startswith(f"{root}/") else ""
-        return Given(name, as_text(path), group, error=reason)
+        path = name if reason is None else without_secrets(name)
+        return Given(name, as_text(path), group_of(name, root), use=use, error=reason)
     if remote.is_remote(root):
-        if name.startswith("/") or ".." in PurePosixPath(name).parts:
-            return Given(name, as_text(name), "", error="lies outside the folder of its table")
-        return _given(root, f"{root}/{PurePosixPath(name)}")
+        if name.startswith("/") or ".." in name.split("/"):
+            return Given(name, as_text(name), "", use=use, error="lies outside the folder of its table")
+        return _below(root, f"{root}/{PurePosixPath(name)}", use)
+    if not is_name(name):
+        return Given(root, as_text(name), "", use=use, error="is a name that no file can have")
     file = os.path.normpath(os.path.join(root, name))  # noqa: PTH118
     if not inside(file, root):
         reason = "lies outside the folder of its table; ingest.root widens it"
-        return Given(file, as_text(PurePosixPath(name).as_posix()), "", error=reason)
-    return _given(root, file)
+        return Given(file, as_text(name), "", use=use, error=reason)
+    return _below(root, file, use)
 
 
-def _given(root: str, file: str, error: str | None = None) -> Given:
-    """A file below `root`."""
-    if remote.is_remote(file):
-        path = file
-    else:
-        path = shown(Path(file))
-        if error is None and not inside(file, root):
-            error = "is a link that leads out of the source folder or in a circle"
+def _checked(root: str, file: str, use: Use = "clip") -> Given:
+    """A file that was found below `root`, unless it is a link that leads out of it."""
+    if not remote.is_remote(file) and not inside(file, root):
+        return _below(root, file, use, "is a link that leads out of the source folder or in a circle")
+    return _below(root, file, use)
+
+
+def _below(root: str, file: str, use: Use = "clip", error: str | None = None) -> Given:
+    """A file below `root`, under the name that it is shown by."""
+    path = file if remote.is_remote(file) else shown(file)
     text = as_text(path)
     if text != path:
         error = "has a name that is not UTF-8; rename it"
-    return Given(file, text, as_text(group_of(file, root)), error=error)
+    return Given(file, text, as_text(group_of(file, root)), use=use, error=error)

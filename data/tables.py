@@ -17,6 +17,7 @@ control videos and latents are not read here.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import json
@@ -25,7 +26,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, cast
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+
+from data.files import ROW_GROUP
 
 PATH_COLUMNS = (
     "path", "video", "video_path", "media_path", "file", "file_name", "filename", "file_path", "media", "url",
@@ -53,6 +57,10 @@ class Words(NamedTuple):
     caption_from: str | None = None
     language: str | None = None
     licence: str | None = None
+
+    def or_else(self, others: Words) -> Words:
+        """These words, with what they lack taken from others."""
+        return Words(*(ours or theirs for ours, theirs in zip(self, others, strict=True)))
 
 
 class Row(NamedTuple):
@@ -187,7 +195,8 @@ def paths_in(value: object) -> list[str]:
         ValueError: there is something else in it.
     """
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = cast(object, json.loads(value))
+        with contextlib.suppress(ValueError, RecursionError):  # a name may begin with a bracket
+            value = cast(object, json.loads(value))
     if isinstance(value, list):
         return [path for item in cast(list[object], value) for path in paths_in(item)]
     if isinstance(value, dict):
@@ -201,9 +210,7 @@ def _entries(table: Path, name: str) -> Iterator[Mapping[str, object] | str]:
     """Rows as mappings, or what is wrong with one."""
     suffix = table.suffix.lower()
     if suffix == ".parquet":
-        with cast(Any, pq.ParquetFile(table)) as file:
-            for batch in file.iter_batches(10_000):
-                yield from cast(list[dict[str, object]], batch.to_pylist())
+        yield from _parquet_rows(table, name)
         return
     with table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         if suffix in (".csv", ".tsv"):
@@ -212,6 +219,15 @@ def _entries(table: Path, name: str) -> Iterator[Mapping[str, object] | str]:
             yield from _json_lines(stream, name)
         else:
             yield from _json_rows(stream.read(), name)
+
+
+def _parquet_rows(table: Path, name: str) -> Iterator[Mapping[str, object]]:
+    try:
+        with cast(Any, pq.ParquetFile(table)) as file:
+            for batch in file.iter_batches(ROW_GROUP):
+                yield from cast(list[dict[str, object]], batch.to_pylist())
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ValueError(f"{name} is not Parquet that can be read: {str(error).splitlines()[0]}") from error
 
 
 def _csv_rows(stream: TextIO, name: str, delimiter: str) -> Iterator[Mapping[str, object] | str]:

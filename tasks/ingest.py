@@ -102,14 +102,16 @@ def measure(row: Listed, sensing: Sensing, work: Path) -> Source:
 def measured_file(row: Listed, sensing: Sensing, work: Path) -> Source:
     """The row of a regular file or a remote object; one that is remembered is neither fetched nor read."""
     from data import remote
-    from data.hashes import content, known_content
-    from data.measure import remembered
+    from data.hashes import content
+    from data.measure import recall, remembered
 
     sound = None if row.sound is None else remote.local(row.sound)
-    found = known_content(row.file, work) or content(row.file, work)
+    found = content(row.file, work)
     if not found.size_bytes:
         return unmeasured(row, "is empty")
-    measurement = remembered(remote.local(row.file), found.sha256, sensing, work, sound)
+    measurement = recall(found.sha256, sensing, work, sound)
+    if measurement is None:
+        measurement = remembered(remote.local(row.file), found.sha256, sensing, work, sound)
     facts = {"error": unfit(row.use, measurement.facts), **measurement.facts}
     return Source.model_validate({**identity(row, found.sha256, found.size_bytes), **facts})
 
