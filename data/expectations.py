@@ -18,6 +18,8 @@ from data.rules import Limits, has_sound, sound_span
 if TYPE_CHECKING:
     import pandas as pd
 
+VERSION = 2
+"""Of the suites below; raise it when an expectation is added, removed or made stricter."""
 REFUSALS = (
     r"(?i)(as an ai\b|language model|i'm sorry|i am sorry|i cannot|i can't|unable to (see|view|describe)"
     r"|https?://|www\.|\.(mp4|mov|mkv|webm|avi)\b)"

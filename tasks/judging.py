@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Generator, Sequence
@@ -9,16 +10,54 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from data import expectations as tables
+from data import files
 from data.expectations import Expectation, Outcome
+from data.records import DataRefused
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_ROWS_NAMED = 100
 """Rows named for one failed expectation; the count is always whole."""
+NAMING = ("clip_id", "source_id", "path")
+"""Columns that name a row; the first of them that a table has is its id."""
+log = logging.getLogger(__name__)
 
 
-def judge(table: pd.DataFrame, expectations: Sequence[Expectation], docs: Path | None = None) -> list[Outcome]:
+def enforce(
+    name: str, table: pd.DataFrame, suite: Sequence[Expectation], answers: Path, docs: Path, *, also: Sequence[str] = ()
+) -> list[Outcome]:
+    """Hold `table` against the suite called `name`; what was found is written to `answers`, its pages to `docs/name`.
+
+    Args:
+        also: complaints that come from elsewhere; they refuse the dataset too.
+
+    Raises:
+        DataRefused: a critical expectation failed; the message names it, what was measured, and the rows at fault.
+            The evidence is written all the same.
+    """
+    pages = docs / name
+    with files.whole(pages) as folder:
+        outcomes = judge(table, suite, folder, name)
+    found = {
+        "suite": name,
+        "version": tables.VERSION,
+        "num_rows": len(table),
+        "outcomes": [outcome.model_dump() for outcome in outcomes],
+    }
+    files.write_text(answers, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    for item in outcomes:
+        if not item.success and not item.critical:
+            log.warning("expectation %s: %s, expected %s (%s)", item.name, item.measured, item.limit, item.why)
+    if problems := [*also, *tables.failures(outcomes)]:
+        raise DataRefused(f"{name}: " + "; ".join(problems) + f". Pages: {pages / 'index.html'}")
+    return outcomes
+
+
+def judge(
+    table: pd.DataFrame, expectations: Sequence[Expectation], docs: Path | None = None, name: str = "manifest"
+) -> list[Outcome]:
     """What every expectation finds in `table`, in the given order; Data Docs are written into the folder `docs`.
 
     Raises:
@@ -31,26 +70,32 @@ def judge(table: pd.DataFrame, expectations: Sequence[Expectation], docs: Path |
         gx = cast("Any", great_expectations)
         context = gx.get_context(mode="ephemeral")
         context.variables.progress_bars = ProgressBarsConfig(globally=False)
-        batch = context.data_sources.add_pandas("manifest").add_dataframe_asset("accepted")
+        batch = context.data_sources.add_pandas("soundstage").add_dataframe_asset(name)
         definition = gx.ValidationDefinition(
-            name="accepted",
+            name=name,
             data=batch.add_batch_definition_whole_dataframe("all"),
-            suite=context.suites.add(gx_suite(expectations)),
+            suite=context.suites.add(gx_suite(expectations, name)),
         )
         checkpoint = gx.Checkpoint(
-            name="validate",
+            name=name,
             validation_definitions=[context.validation_definitions.add(definition)],
             actions=docs_actions(context, docs),
             result_format={
                 "result_format": "SUMMARY",
                 "partial_unexpected_count": MAX_ROWS_NAMED,
-                "unexpected_index_column_names": ["source_id", "path"],
+                "unexpected_index_column_names": naming(table),
             },
         )
         run = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": table})
     (validation,) = list(run.run_results.values())
     found = {str(item.expectation_config.meta["name"]): item.to_json_dict() for item in validation.results}
     return [outcome(expectation, found[expectation.name]) for expectation in expectations]
+
+
+def naming(table: pd.DataFrame) -> list[str]:
+    """Columns that tell a person which row is meant: the id of what a row is, then its path where there is one."""
+    identity = next(column for column in NAMING if column in table.columns)
+    return [identity, *(column for column in ("path",) if column in table.columns)]
 
 
 @contextmanager
@@ -66,7 +111,7 @@ def quiet() -> Generator[None]:
         logging.disable(disabled)
 
 
-def gx_suite(expectations: Sequence[Expectation]) -> Any:
+def gx_suite(expectations: Sequence[Expectation], name: str) -> Any:
     """The table of expectations as Great Expectations' own objects."""
     import great_expectations as gx
     from great_expectations import expectations as kinds
@@ -78,7 +123,7 @@ def gx_suite(expectations: Sequence[Expectation]) -> Any:
             raise ValueError(f"expectation {item.name}: Great Expectations has no Expect{item.kind}")
         severity = "critical" if item.critical else "warning"
         built.append(kind(**item.options, severity=severity, notes=item.why, meta={"name": item.name}))
-    return gx.ExpectationSuite(name="accepted", expectations=built)
+    return gx.ExpectationSuite(name=name, expectations=built)
 
 
 def docs_actions(context: Any, docs: Path | None) -> list[Any]:
@@ -117,7 +162,7 @@ def outcome(expectation: Expectation, found: dict[str, Any]) -> Outcome:
         measured=measured,
         limit=limit,
         num_unexpected=num_unexpected,
-        unexpected=tuple(sorted({f"{row['source_id']} {row['path']}" for row in rows})),
+        unexpected=tuple(sorted({" ".join(str(row[key]) for key in NAMING if key in row) for row in rows})),
         why=expectation.why,
     )
 

@@ -88,5 +88,5 @@ def test_an_unknown_kind_is_a_fault_of_the_table(good: list[Source]):
 def test_pages_are_written_and_logging_is_left_as_it_was(good: list[Source], tmp_path: Path):
     before = logging.root.manager.disable
     judge(frame(good), suite(Limits(), 3)[:2], tmp_path / "docs")
-    assert "accepted" in (tmp_path / "docs/index.html").read_text()
+    assert "manifest" in (tmp_path / "docs/index.html").read_text()
     assert logging.root.manager.disable == before
