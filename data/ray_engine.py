@@ -38,7 +38,7 @@ def answers(
         RuntimeError: Ray is not installed, or there is no such cluster, or it has too few processors.
         Exception: whatever the function raised.
     """
-    ray = library()
+    ray = library(alone=cluster.address == "local")
     queue = Queue(items, window * cluster.max_workers)
     at_work: dict[Any, tuple[int, Item]] = {}
     call = pickle.dumps((function, limits, str(Path.cwd())))
@@ -91,13 +91,15 @@ def answer(call: bytes, item: Any) -> Any:
     return result
 
 
-def library() -> Any:
-    """Ray, which reports no usage to anybody.
+def library(*, alone: bool = False) -> Any:
+    """Ray, which reports no usage to anybody, and listens on loopback only where its cluster is to be this machine.
 
     Raises:
         RuntimeError: it is not installed.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if alone:  # read when Ray is imported; without it a node on loopback is moved to an address that all can reach
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns that this will be its default
     try:
         return importlib.import_module("ray")
