@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,17 +23,22 @@ from data.features import Track
 from data.hearing import SoundTrack
 from data.media_open import Unreadable, opened, picture_stream, pictures, sound_stream, sounds
 from data.media_pass import Span, Watcher, decode_all, skim
-from data.media_probe import Facts, PictureNotes, SoundNotes, refuse_cut_short, sound_stream_facts, stream_facts
+from data.media_probe import (
+    Facts,
+    PictureNotes,
+    SoundNotes,
+    promised_s,
+    refuse_cut_short,
+    sound_stream_facts,
+    stream_facts,
+)
 from data.media_type import foreign, head_of, media_type
 from data.sensing import Sensing
 
 __all__ = ["Facts", "Measurement", "Sensing", "measure", "probe", "remembered"]
 
-MEASURING = (
-    "features", "hearing", "loudness", "measure", "media_layout", "media_open", "media_pass", "media_picture", "media_probe",
-    "media_sound", "media_type", "semantics", "sensing", "shots", "speech",
-)  # fmt: skip
-"""Files whose code decides what a measurement says."""
+BESIDE_THE_POINT = ("files", "records")
+"""Files of this room whose code decides nothing that a measurement says."""
 LIBRARIES = ("av", "numpy", "onnxruntime", "opencv-python-headless", "soxr")
 
 
@@ -92,6 +98,7 @@ def _measured(path: Path, sensing: Sensing, sound_path: Path | None, facts: Fact
         sound = None if audio is None else SoundNotes(audio, sensing.speech)
         watcher = Watcher(sensing)
         span = (decode_all if whole else skim)(container, notes, sound, watcher)
+        promised = promised_s(container, [item for item in (video, audio) if item is not None])
         if notes is not None:
             _describe(notes, facts)
     picture = watcher.finish() if watcher.num_taken > 1 else None
@@ -99,8 +106,9 @@ def _measured(path: Path, sensing: Sensing, sound_path: Path | None, facts: Fact
         facts |= picture_shares(picture, whole=whole)
     if sound_path is None:
         track = _hear(sound, facts, None if video is None else float(facts["video_start_s"] or 0), span)
-        refuse_cut_short(facts)
+        refuse_cut_short(facts, promised)
     else:
+        refuse_cut_short(facts, promised)
         sound, span = _other_sound(sound_path, sensing, facts)
         track = _hear(sound, facts, None, span)
         facts["audio_start_s"] = facts.get("video_start_s", 0.0)
@@ -208,12 +216,25 @@ def _weights_hash(path: Path) -> str:
 
 @functools.cache
 def code_hash() -> str:
-    """Hash of the measuring code and of the libraries below it."""
-    folder = Path(__file__).parent
-    paths = [folder / f"{name}.py" for name in MEASURING]
-    parts = [f"{path.name} {files.sha256(path)}" for path in paths if path.is_file()]
+    """Hash of the code that measures, found by following the imports, and of the libraries below it."""
+    folder, waiting, found = Path(__file__).parent, ["measure"], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in found or name in BESIDE_THE_POINT or not (folder / f"{name}.py").is_file():
+            continue
+        found.add(name)
+        waiting += imported((folder / f"{name}.py").read_text(encoding="utf-8"))
+    parts = [f"{name} {files.sha256(folder / f'{name}.py')}" for name in sorted(found)]
     parts += [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def imported(code: str) -> list[str]:
+    """Files of this room that code imports, at its top or within a function."""
+    names = re.findall(r"^\s*from data\.(\w+) import", code, re.MULTILINE)
+    for group in re.findall(r"^\s*from data import ([\w, ]+)", code, re.MULTILINE):
+        names += [name.split()[0] for name in cast(str, group).split(",") if name.strip()]
+    return names
 
 
 def _keep(entry: Path, found: Measurement) -> None:

@@ -53,13 +53,13 @@ class Watcher:
 
 
 def whole_picture(stream: VideoStream, frame: VideoFrame) -> Painter:
-    """A painter that shows all of the picture with its long side at `SENSED_PX`, never enlarged."""
+    """A painter that shows all of the picture with its long side at `SENSED_PX`, never enlarged beyond 2 px."""
     turned, aspect = orientation(frame), stream.codec_context.sample_aspect_ratio or Fraction(1)
     width, height = frame.width * aspect, Fraction(frame.height)
     if turned.turns % 2:
         width, height = height, width
     scale = min(Fraction(1), SENSED_PX / max(width, height))
-    return Painter(max(1, round(height * scale)), max(1, round(width * scale)), turned, aspect)
+    return Painter(max(2, round(height * scale)), max(2, round(width * scale)), turned, aspect)
 
 
 def decode_all(

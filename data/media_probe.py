@@ -21,7 +21,7 @@ from data.hearing import Listener
 from data.media_layout import Orientation, orientation
 from data.media_open import Unreadable
 from data.media_picture import PictureClock
-from data.media_sound import SoundClock
+from data.media_sound import MAX_GAP_S, SoundClock
 
 Facts = dict[str, str | int | float | None]
 """Fields of `records.Source`."""
@@ -30,8 +30,6 @@ MISSING_S = 0.25
 """A stream that ends this much before its header says is cut short; less is rounding of headers."""
 BACK_S = 1.0
 """Timestamps that go back by more belong to another recording; less is a muxer's clumsiness."""
-MAX_GAP_S = 600.0
-"""Longest hole in the sound that is filled with silence."""
 MAX_SPAN_S = 48 * 3600.0
 """Longest film, s; a time scale far off looks like one of years."""
 
@@ -194,23 +192,34 @@ def sound_stream_facts(audio: AudioStream | None) -> Facts:
     return {"audio_stream": audio.index, "audio_codec": audio.codec_context.codec.canonical_name}
 
 
-def refuse_cut_short(facts: Facts) -> None:
-    """Compare what decoded with what the header promised, where nothing else noticed a missing end.
+def promised_s(container: InputContainer, used: Sequence[VideoStream | AudioStream]) -> float | None:
+    """Until when the used streams last by the headers, s of container time; None where they do not say so.
+
+    Headers that speak of other streams as well count only where a used stream's own agrees: a subtitle may outlast
+    the picture.
+    """
+    if container.duration is None:
+        return None
+    end_s = ((container.start_time or 0) + container.duration) / 1_000_000
+    if len(container.streams) == len(used):
+        return end_s
+    own = [
+        float(((item.start_time or 0) + item.duration) * item.time_base)
+        for item in used
+        if item.duration and item.time_base
+    ]
+    return min(end_s, max(own)) if own else None
+
+
+def refuse_cut_short(facts: Facts, promised: float | None) -> None:
+    """Compare when the last stream ends with what the header promised, where nothing else noticed a missing end.
 
     Raises:
-        Unreadable: more than `MISSING_S` is missing from the longer stream.
+        Unreadable: more than `MISSING_S` is missing.
     """
-    promised_s = facts.get("header_duration_s")
-    if promised_s is None:
+    kinds = [kind for kind in ("video", "audio") if facts.get(f"{kind}_duration_s")]
+    if promised is None or not kinds:
         return
-    spans = [(float(facts.get(f"{kind}_start_s") or 0), float(facts.get(f"{kind}_duration_s") or 0)) for kind in KINDS]
-    lasting = [(start, start + length) for start, length in spans if length > 0]
-    if not lasting:
-        return
-    start_s = min(0.0, *(start for start, _ in lasting))
-    decoded_s = max(end for _, end in lasting) - min(start_s, *(start for start, _ in lasting))
-    if float(promised_s) - decoded_s > MISSING_S:
-        raise Unreadable(f"is cut short: {decoded_s:.2f} s of {float(promised_s):.2f} s decode")
-
-
-KINDS = ("video", "audio")
+    end_s = max(float(facts[f"{kind}_start_s"] or 0) + float(facts[f"{kind}_duration_s"] or 0) for kind in kinds)
+    if promised - end_s > MISSING_S:
+        raise Unreadable(f"is cut short: {end_s:.2f} s of {promised:.2f} s decode")

@@ -33,6 +33,8 @@ TAIL_FRAMES = 2
 """Codec frames by which decoded sound may exceed the track's length; a larger excess means a wrong header."""
 
 
+MAX_GAP_S = 600.0
+"""Longest hole in the sound that is filled with silence, s: it is held in memory, or measured block by block."""
 MIN_RATE_HZ, MAX_RATE_HZ, MAX_CHANNELS = 4000, 768_000, 32
 """Half of telephone sound, twice the highest rate converters sell, more channels than the largest layout (22.2)."""
 
@@ -109,6 +111,9 @@ def read_sound(path: Path) -> tuple[NDArray[np.float32], int, float]:
         return np.zeros((0, 0), np.float32), 0, 0.0
     start = blocks[0][0]
     stop = max(position + block.shape[1] for position, block in blocks)
+    gaps_s = (stop - start - sum(block.shape[1] for _, block in blocks)) / clock.rate
+    if gaps_s > MAX_GAP_S:
+        raise Unreadable(f"sound has gaps of {gaps_s:.0f} s in all; limit {MAX_GAP_S:.0f} s")
     return _laid_out(blocks, start, stop), clock.rate, start / clock.rate - origin_s
 
 

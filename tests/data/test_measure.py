@@ -313,10 +313,40 @@ def test_a_damaged_entry_is_measured_again(tmp_path: Path, damage: bytes | None)
 def test_name_of_a_measurement_follows_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     before = measuring.key("0" * 64, QUICK)
     assert measuring.key("0" * 64, QUICK) == before
-    monkeypatch.setattr(measuring, "MEASURING", measuring.MEASURING[1:])
+    monkeypatch.setattr(measuring, "BESIDE_THE_POINT", (*measuring.BESIDE_THE_POINT, "loudness"))
     measuring.code_hash.cache_clear()
     assert measuring.key("0" * 64, QUICK) != before
     measuring.code_hash.cache_clear()
+
+
+def test_imports_are_followed_at_the_top_and_within_functions() -> None:
+    code = (
+        "from data.one import x\nfrom data import two, three as third\ndef f():\n    from data import four\nimport os\n"
+    )
+    assert sorted(measuring.imported(code)) == ["four", "one", "three", "two"]
+
+
+@pytest.mark.parametrize("name", ["f.mkv", "f.mp4"])
+def test_a_stream_nobody_uses_may_outlast_the_film(tmp_path: Path, name: str) -> None:
+    used, other = STEREO | {"disposition": Disposition.default}, STEREO | {"disposition": Disposition.comment}
+    write(tmp_path / name, ("libx264", film(), {}), ("aac", sound(), used), ("aac", sound(8.0), other))
+    facts = measure(tmp_path / name, QUICK).facts
+    assert float(facts["header_duration_s"] or 0) > 7.9
+    assert facts.get("error") is None
+
+
+@pytest.mark.parametrize("size", [(2, 2), (2, 300), (300, 2), (16, 16), (1, 1), (3, 7)])
+def test_tiny_and_thin_pictures_are_measured(tmp_path: Path, size: tuple[int, int]) -> None:
+    frames = np.random.default_rng(0).integers(0, 255, (6, *size, 3)).astype(np.uint8)
+    with av.open(str(tmp_path / "f.mkv"), "w") as output:
+        video: Any = output.add_stream("ffv1", rate=24)
+        video.height, video.width, video.pix_fmt = *size, "bgr0"
+        for frame in shown(frames):
+            output.mux(video.encode(frame.reformat(format="bgr0")))
+        output.mux(video.encode(None))
+    found = measure(tmp_path / "f.mkv", QUICK)
+    assert (found.facts.get("error"), found.facts["num_frames"]) == (None, 6)
+    assert (found.facts["height"], found.facts["width"]) == size
 
 
 def test_clip_semantics_need_weights() -> None:
