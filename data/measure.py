@@ -11,7 +11,10 @@ import hashlib
 import importlib.metadata
 import json
 import re
+import struct
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -37,6 +40,11 @@ from data.sensing import Sensing
 
 __all__ = ["Facts", "Measurement", "Sensing", "measure", "probe", "remembered"]
 
+DAMAGED = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError, ArithmeticError, NotImplementedError,
+    RuntimeError, struct.error, zlib.error, zipfile.BadZipFile, SyntaxError, tokenize.TokenError,
+)  # fmt: skip
+"""What reading an archive of arrays raises when any of its bytes is wrong; found by flipping them."""
 BESIDE_THE_POINT = ("files", "records")
 """Files of this room whose code decides nothing that a measurement says."""
 LIBRARIES = ("av", "numpy", "onnxruntime", "opencv-python-headless", "soxr")
@@ -260,5 +268,5 @@ def _recall(entry: Path) -> Measurement | None:
         }
         picture = Track.from_arrays(parts["picture"]) if parts["picture"] else None
         return Measurement(facts, picture, SoundTrack.from_arrays(parts["sound"]) if parts["sound"] else None)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+    except DAMAGED:
         return None

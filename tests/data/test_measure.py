@@ -13,11 +13,13 @@ import cv2
 import numpy as np
 import pytest
 from av.stream import Disposition
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from data import measure as measuring
 from data import media_open
 from data.files import sha256
-from data.measure import Measurement, Sensing, measure, remembered
+from data.measure import Measurement, Sensing, measure, recall, remembered
 from data.media import write_media, write_mp4
 from data.records import Source
 
@@ -48,18 +50,18 @@ def write(path: Path, *tracks: Track, form: str | None = None) -> None:
     """Any streams side by side; all exist before the first packet."""
     with av.open(str(path), "w", format=form) as output:
         streams: list[Any] = []
-        for codec, content, settings in tracks:
-            stream: Any = output.add_stream(codec, rate=settings.get("rate", 24))
+        for codec, content, details in tracks:
+            stream: Any = output.add_stream(codec, rate=details.get("rate", 24))
             if content.ndim == 4:
                 stream.height, stream.width = content.shape[1:3]
                 stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
             else:
-                stream.layout = settings["layout"]
-            if "disposition" in settings:
-                stream.disposition = settings["disposition"]
+                stream.layout = details["layout"]
+            if "disposition" in details:
+                stream.disposition = details["disposition"]
             streams.append(stream)
-        for stream, (_, content, settings) in zip(streams, tracks, strict=True):
-            for frame in shown(content) if content.ndim == 4 else heard(content, **settings):
+        for stream, (_, content, details) in zip(streams, tracks, strict=True):
+            for frame in shown(content) if content.ndim == 4 else heard(content, **details):
                 output.mux(stream.encode(frame))
             output.mux(stream.encode(None))
 
@@ -308,6 +310,34 @@ def test_a_damaged_entry_is_measured_again(tmp_path: Path, damage: bytes | None)
     entry.write_bytes(whole[: len(whole) // 2] + whole[len(whole) // 2 + 7 :] if damage is None else damage)
     assert remembered(tmp_path / "f.mp4", content, QUICK, tmp_path / "work").facts == first.facts
     assert entry.read_bytes() == whole
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_flipped_byte_of_an_entry_is_noticed_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
+    film_path, content = tmp_path / "f.mp4", "1" * 64
+    if not film_path.exists():
+        write_mp4(film_path, film(6), sound(0.2), 24, 48000)
+    work = tmp_path / "work"
+    first = remembered(film_path, content, QUICK, work)
+    (entry,) = work.rglob("*.npz")
+    whole = bytearray(entry.read_bytes())
+    for place in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=4)):
+        whole[place] ^= data.draw(st.integers(1, 255))
+    entry.write_bytes(bytes(whole))
+    found = recall(content, QUICK, work)
+    assert found is None or found.facts == first.facts
+    entry.unlink()
+
+
+def test_recall_never_looks_at_the_file(tmp_path: Path) -> None:
+    write_mp4(tmp_path / "f.mp4", film(6), None, 24, 48000)
+    assert recall("2" * 64, QUICK, tmp_path) is None
+    first = remembered(tmp_path / "f.mp4", "2" * 64, QUICK, tmp_path)
+    (tmp_path / "f.mp4").unlink()
+    found = recall("2" * 64, QUICK, tmp_path)
+    assert found is not None
+    assert found.facts == first.facts
 
 
 def test_name_of_a_measurement_follows_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
