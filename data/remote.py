@@ -23,6 +23,7 @@ from urllib.parse import unquote
 
 from data.files import remove, whole
 from data.media_open import Unreadable
+from data.oss import Oss
 from data.paths import authority_of
 
 CACHE_FOLDER, CACHE_LIMIT = "SOUNDSTAGE_REMOTE_CACHE", "SOUNDSTAGE_REMOTE_CACHE_GB"
@@ -36,6 +37,7 @@ STORE_ERRORS = (
     ("botocore.exceptions", "ClientError"),
     ("aiohttp", "ClientError"),
     ("oss2.exceptions", "OssError"),
+    ("requests.exceptions", "RequestException"),
 )
 """Errors of the stores' libraries that are no OSError: they have no common ancestor."""
 
@@ -126,7 +128,12 @@ def is_folder(path: str) -> bool:
     """
     with _explained(path):
         system, name = _system(path)
-        return bool(system.info(name)["type"] == "directory")
+        try:
+            return bool(system.info(name)["type"] == "directory")
+        except FileNotFoundError:
+            if system.ls(name, detail=True):  # a store has no folders, only names with slashes in them
+                return True
+            raise
 
 
 def read(path: str) -> bytes:
@@ -243,6 +250,8 @@ def _system(path: str) -> tuple[Any, str]:
     if "::" in path or "@" in authority_of(path):
         raise ValueError(f"{scheme}://…: credentials belong in the environment, and protocols cannot be chained")
     system = _connected(scheme, os.getpid())
+    if scheme == "oss":
+        return system, path.partition("://")[2]
     return system, str(system._strip_protocol(path))  # noqa: SLF001  # fsspec's own way; open() does the same
 
 
@@ -251,12 +260,10 @@ def _connected(scheme: str, _process: int) -> Any:
     """A file system without a cache of listings: objects change under us. A forked process gets its own."""
     import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
-    settings: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
-    if scheme == "oss":  # ossfs reads its endpoint from the environment, but no keys
-        names = {"key": "OSS_ACCESS_KEY_ID", "secret": "OSS_ACCESS_KEY_SECRET", "token": "OSS_SESSION_TOKEN"}
-        settings |= {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
     try:
-        return cast(Any, fsspec).filesystem(scheme, **settings)
+        if scheme == "oss":
+            return Oss()
+        return cast(Any, fsspec).filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
     except ImportError as error:
         extra = {"s3": "s3", "s3a": "s3", "oss": "oss"}.get(scheme)
         remedy = f"pip install -e '.[{extra}]'" if extra else f"install fsspec's library for {scheme}"

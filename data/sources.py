@@ -132,6 +132,8 @@ def _contents(root: str, folder: str) -> Iterator[Given | str]:
         items = _scan(folder)
     except (OSError, Unreadable) as error:
         reason = getattr(error, "strerror", None) or error
+        if folder == root:
+            raise ValueError(f"ingest.source = {root}: {reason}") from error
         yield _below(root, folder, error=f"is a folder that cannot be read: {reason}")
         return
     items = [item for item in items if not item.name.startswith(".") and item.name.lower() not in LITTER]

@@ -226,7 +226,7 @@ def _parquet_rows(table: Path, name: str) -> Iterator[Mapping[str, object]]:
         with cast(Any, pq.ParquetFile(table)) as file:
             for batch in file.iter_batches(ROW_GROUP):
                 yield from cast(list[dict[str, object]], batch.to_pylist())
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (cast(type[Exception], pa.ArrowException), OSError, ValueError) as error:
         raise ValueError(f"{name} is not Parquet that can be read: {str(error).splitlines()[0]}") from error
 
 

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qs, unquote
 
 import pytest
 from moto.server import ThreadedMotoServer
@@ -239,16 +244,111 @@ def test_a_remote_source_that_is_not_there_is_named(bucket: Bucket) -> None:
         found_in(f"s3://{bucket.name}/none")
 
 
-def test_oss_takes_its_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ossfs")
-    monkeypatch.setenv("OSS_ENDPOINT", "http://127.0.0.1:9")
+class FakeOss(BaseHTTPRequestHandler):
+    """As much of the OSS protocol as listing and reading need; objects by `/bucket/key`."""
+
+    objects: ClassVar[dict[str, bytes]] = {}
+    signed: ClassVar[set[str]] = set()
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        place, _, query = self.path.partition("?")
+        self.signed.add(self.headers.get("Authorization", "").partition(":")[0])
+        content = self.objects.get(unquote(place))
+        if "list-type=2" in query:
+            content = self.listing(unquote(place).strip("/"), parse_qs(query).get("prefix", [""])[0])
+        status = 403 if "denied" in place else 404 if content is None else 200
+        body = content if status == 200 else b"<Error><Code>NoSuchKey</Code></Error>"
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", f'"{hashlib.md5(body).hexdigest()}"')
+        self.send_header("Last-Modified", "Mon, 30 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def listing(self, bucket: str, prefix: str) -> bytes:
+        keys = [
+            key.removeprefix(f"/{bucket}/") for key in sorted(self.objects) if key.startswith(f"/{bucket}/{prefix}")
+        ]
+        folders = {prefix + key.removeprefix(prefix).partition("/")[0] for key in keys if "/" in key[len(prefix) :]}
+        files = [key for key in keys if "/" not in key[len(prefix) :]]
+        found = "".join(
+            f"<Contents><Key>{key}</Key><LastModified>2026-11-30T00:00:00.000Z</LastModified><ETag>x</ETag>"
+            f"<Type>Normal</Type><Size>1</Size><StorageClass>Standard</StorageClass></Contents>"
+            for key in files
+        )
+        found += "".join(f"<CommonPrefixes><Prefix>{folder}/</Prefix></CommonPrefixes>" for folder in sorted(folders))
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def oss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeOss]]:
+    """A server that speaks OSS on loopback; no real one could be tried."""
+    pytest.importorskip("oss2")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeOss)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OSS_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("OSS_ACCESS_KEY_ID", "somebody")
     monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "hush")
+    monkeypatch.delenv("OSS_SESSION_TOKEN", raising=False)
+    monkeypatch.setenv(remote.CACHE_FOLDER, str(tmp_path / "cache"))
     remote._connected.cache_clear()
-    system, name = remote._system("oss://bucket/a/b.mp4")
-    keys = system._auth.credentials_provider.get_credentials()
-    assert (system._endpoint, name.strip("/")) == ("http://127.0.0.1:9", "bucket/a/b.mp4")
-    assert (keys.access_key_id, keys.access_key_secret) == ("somebody", "hush")
-    with pytest.raises(RuntimeError, match=r"oss://bucket cannot be reached .*OSS_") as caught:
-        remote.local("oss://bucket/a/b.mp4")
-    assert "hush" not in str(caught.value)
+    FakeOss.objects, FakeOss.signed = {}, set()
+    yield FakeOss
+    server.shutdown()
+    server.server_close()
+    remote._connected.cache_clear()
+
+
+def test_oss_is_read_like_any_other_store(oss: type[FakeOss]) -> None:
+    oss.objects |= {
+        "/films/set/a/cat.mp4": b"film",
+        "/films/set/a/cat.txt": b"a cat",
+        "/films/set/b.mp4": b"",
+        "/films/other.mp4": b"x",
+        "/films/list.csv": b"video,prompt\nset/b.mp4,bee\noss://films/set/a/cat.mp4,cat\n../x.mp4,no\n",
+    }
+    cat, bee = found_in("oss://films/set")
+    assert (cat.path, cat.caption, cat.group) == ("oss://films/set/a/cat.mp4", "a cat", "a")
+    assert [remote.local(item.file).read_bytes() for item in (cat, bee)] == [b"film", b""]
+    oss.objects["/films/set/a/cat.mp4"] = b"cold"
+    assert remote.local(cat.file).read_bytes() == b"cold"
+    first, second, third = found_in("oss://films/list.csv")
+    assert (first.file, second.file) == (bee.file, cat.file)
+    assert third.error == "lies outside the folder of its table"
+    assert [Path(item.path).name for item in given_by("oss://films")] == ["other.mp4", "cat.mp4", "b.mp4"]
+    assert oss.signed == {"OSS somebody"}
+
+
+def test_what_oss_refuses_is_an_objects_own_affair(oss: type[FakeOss], monkeypatch: pytest.MonkeyPatch) -> None:
+    for url, reason in (
+        ("oss://films/nothing.mp4", "there is no such file"),
+        ("oss://denied/x.mp4", "cannot be read: access denied"),
+        ("oss://films", "is a folder, not a file"),
+    ):
+        with pytest.raises(Unreadable, match=reason):
+            remote.local(url)
+    with pytest.raises(ValueError, match="oss://denied: cannot be read: access denied"):
+        found_in("oss://denied/")
+    with pytest.raises(ValueError, match="oss://films/none: there is no such file"):
+        found_in("oss://films/none")
+    for name, value in (
+        ("OSS_ACCESS_KEY_SECRET", None),
+        ("OSS_ENDPOINT", None),
+        ("OSS_ENDPOINT", "http://127.0.0.1:9"),
+    ):
+        monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "hush")
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+        remote._connected.cache_clear()
+        with pytest.raises(RuntimeError, match=r"OSS_.* in the environment|environment .*OSS_") as caught:
+            remote.local("oss://films/a.mp4")
+        assert "hush" not in str(caught.value)
