@@ -47,22 +47,28 @@ Track = tuple[str, np.ndarray, dict[str, Any]]
 
 
 def write(path: Path, *tracks: Track, form: str | None = None) -> None:
-    """Any streams side by side; all exist before the first packet."""
+    """Any streams side by side, in the order of time; all exist before the first packet."""
     with av.open(str(path), "w", format=form) as output:
         streams: list[Any] = []
         for codec, content, details in tracks:
             stream: Any = output.add_stream(codec, rate=details.get("rate", 24))
             if content.ndim == 4:
                 stream.height, stream.width = content.shape[1:3]
-                stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+                stream.pix_fmt = {"mjpeg": "yuvj420p", "gif": "rgb8"}.get(codec, "yuv420p")
             else:
                 stream.layout = details["layout"]
             if "disposition" in details:
                 stream.disposition = details["disposition"]
             streams.append(stream)
-        for stream, (_, content, details) in zip(streams, tracks, strict=True):
-            for frame in shown(content) if content.ndim == 4 else heard(content, **details):
-                output.mux(stream.encode(frame))
+        frames = [
+            ((float(frame.pts * frame.time_base), number), frame)
+            for number, (stream, (_, content, details)) in enumerate(zip(streams, tracks, strict=True))
+            for frame in (shown(content) if content.ndim == 4 else heard(stream, content, **details))
+        ]
+        for (_, number), frame in sorted(frames, key=lambda item: item[0]):
+            fits = not isinstance(frame, av.VideoFrame) or frame.format.name == streams[number].pix_fmt
+            output.mux(streams[number].encode(frame if fits else frame.reformat(format=streams[number].pix_fmt)))
+        for stream in streams:
             output.mux(stream.encode(None))
 
 
@@ -73,9 +79,15 @@ def shown(frames: np.ndarray) -> Iterator[av.VideoFrame]:
         yield frame
 
 
-def heard(samples: np.ndarray, rate: int, layout: str, **_: Any) -> Iterator[av.AudioFrame]:
-    for low in range(0, samples.shape[1], 1024):
-        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples[:, low : low + 1024]), "fltp", layout)
+def heard(stream: Any, samples: np.ndarray, rate: int, layout: str, **_: Any) -> Iterator[av.AudioFrame]:
+    context = stream.codec_context
+    size = context.frame_size or 1024
+    for low in range(0, samples.shape[1], size):
+        block = samples[:, low : low + size]
+        if (bits := context.format.name.strip("sp")) in {"16", "32"}:
+            block = np.round(block.astype(float) * (2 ** (int(bits) - 1) - 1)).astype(f"int{bits}")
+        packed = block if context.format.is_planar else block.T.reshape(1, -1)
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(packed), context.format.name, layout)
         frame.sample_rate, frame.pts, frame.time_base = rate, low, Fraction(1, rate)
         yield frame
 
@@ -165,6 +177,43 @@ def test_a_photograph_that_says_it_lies_on_its_side_is_turned(tmp_path: Path) ->
 def test_what_is_no_media_is_named_by_its_content(tmp_path: Path, content: bytes, kind: str) -> None:
     (tmp_path / "film.mp4").write_bytes(content)
     assert measure(tmp_path / "film.mp4", QUICK).facts == {"media_type": kind, "error": f"is {kind}, not a media file"}
+
+
+@pytest.mark.parametrize(
+    ("form", "video", "audio", "kind"),
+    [
+        ("mp4", "libx264", "aac", "video/mp4"),
+        ("mov", "mpeg4", "aac", "video/quicktime"),
+        ("matroska", "libx264", "ac3", "video/x-matroska"),
+        ("webm", "libvpx", "libopus", "video/webm"),
+        ("avi", "mpeg4", "libmp3lame", "video/x-msvideo"),
+        ("mpegts", "mpeg2video", "aac", "video/mp2t"),
+        ("flv", "flv", "libmp3lame", "video/x-flv"),
+        ("nut", "ffv1", "pcm_s16le", "video/x-nut"),
+        ("ogg", None, "libopus", "audio/ogg"),
+        ("mp3", None, "libmp3lame", "audio/mpeg"),
+        ("flac", None, "flac", "audio/flac"),
+        ("wav", None, "pcm_s16le", "audio/wav"),
+        ("aiff", None, "pcm_s16be", "audio/aiff"),
+        ("adts", None, "aac", "audio/aac"),
+        ("gif", "gif", None, "image/gif"),
+    ],
+)
+def test_type_rate_and_length_are_by_content_in_every_container(
+    tmp_path: Path, form: str, video: str | None, audio: str | None, kind: str
+) -> None:
+    tracks: list[Track] = [] if video is None else [(video, film(), {})]
+    tracks += [] if audio is None else [(audio, sound(), STEREO)]
+    write(tmp_path / "film.mp4", *tracks, form=form)
+    found = measure(tmp_path / "film.mp4", QUICK)
+    assert found.facts.get("error") is None
+    assert found.facts["media_type"] == kind
+    assert (found.facts["num_frames"], found.picture is None) == ((0, True) if video is None else (48, False))
+    if video is not None:
+        assert found.facts["video_duration_s"] == pytest.approx(2, abs=0.05)
+    if audio is not None:
+        assert found.facts["audio_duration_s"] == pytest.approx(2, abs=0.06)
+        assert 0.25 < float(found.facts["peak"] or 0) < 0.5  # lossy coders overshoot where the tone sets in
 
 
 def test_the_largest_picture_is_used_and_the_default_sound(tmp_path: Path) -> None:
