@@ -29,10 +29,12 @@ LEAST_SPREAD = 4.0
 """Standard deviation of a tiny picture, levels of 255, below which it has nothing to correlate."""
 TOGETHER_S = 0.75
 """Proposals this near are one. Source: the research behind this method; shorter shots hold no clip."""
-BLEND_S = (0.2, 0.4, 0.8)
+BLEND_S = (0.2, 0.4, 0.6, 0.8, 1.2)
 """Half lengths of dissolves looked for, s."""
 BLEND_LEVELS = 18.0
 """Least root-mean-square difference, of 255, of the two pictures of a dissolve."""
+FADING = 0.004
+"""Luma that a fade loses or gains with every frame, 0–1: a level of 255, or four seconds for a bright picture at 60 fps."""
 EVEN_LEVEL = 100.0
 """Mean level, of 255, that pictures are brought to, by a gain of 4 at most."""
 BLEND_REST = 0.3
@@ -43,6 +45,9 @@ REACH_S = ASIDE_S[-1] + 0.1
 """How far from a proposal the scenes either side of it are looked at, s: to the last vector taken for it."""
 STILL_LEVELS, STILL_SHARE = 12, 0.5
 """A scene goes on in which at least this share of the tiny picture differs by no more than these levels of 255."""
+GRADUAL = 0.06
+"""How much less alike than either side of a cut the pictures either side of a gradual change must be: a camera that
+moves meanwhile makes them so too."""
 DROP_S = 0.4
 """Least distance of vectors that are held against each other where nothing was proposed, s."""
 
@@ -64,24 +69,34 @@ class Proposal(NamedTuple):
     last: int
     reason: Literal["cut", "drop"]
     dark: bool = False
+    strength: float = 0.0
+    """Of a blend: difference that it explains, levels of 255."""
 
 
 def find(track: Track, stricter: float = 0.0) -> list[Boundary]:
     """The transitions, in order; `stricter` adds to the similarity that counts as one scene."""
     limits = semantics.thresholds(track.encoder)
+    same = limits.same + stricter
     abrupt = sorted([*cuts(track), *darkness(track)])
-    proposals = sorted([*abrupt, *blends(track), *drops(track, limits.other, abrupt)])
     marks = np.array([item.first for item in abrupt], np.int64)
-    real = [
-        item
-        for item in proposals
-        if item.dark or (across(track, item, marks) < limits.same + stricter and not stays(track, item))
-    ]
+    real = [item for item in abrupt if item.dark or across(track, item, marks) < same]
+    real += gradual(track, [*blends(track), *drops(track, limits.other, abrupt)], real, same - GRADUAL)
     found: list[Boundary] = []
     for item in together(real, track):
         lost = min(1.0, max(0.0, 1 - across(track, item, marks)))
         found.append(Boundary(at(track, item.first), at(track, item.last), item.reason, lost))
     return found
+
+
+def gradual(track: Track, proposals: Sequence[Proposal], known: Sequence[Proposal], same: float) -> list[Proposal]:
+    """Of gradual changes that overlap, the one that explains most; each is held against what lies between those known."""
+    kept: list[Proposal] = []
+    for item in sorted(proposals, key=lambda item: -item.strength):
+        edges = np.array([edge for other in (*known, *kept) for edge in (other.first, other.last)], np.int64)
+        apart = all(item.last < other.first or item.first > other.last for other in kept)
+        if apart and across(track, item, edges) < same and not stays(track, item):
+            kept.append(item)
+    return kept
 
 
 def at(track: Track, frame: int) -> float:
@@ -118,9 +133,9 @@ def darkness(track: Track) -> list[Proposal]:
     found: list[Proposal] = []
     for start, end in edges.reshape(-1, 2).tolist():  # `end` may lie one behind the last frame
         first, last = start, end
-        while first > 0 and track.luma[first - 1] > track.luma[first] + 1e-3 and first > start - 48:
+        while first > 1 and track.luma[first - 2] > track.luma[first - 1] + FADING:
             first -= 1
-        while last < len(track.luma) - 1 and track.luma[last + 1] > track.luma[last] + 1e-3 and last < end + 48:
+        while last < len(track.luma) - 1 and track.luma[last + 1] > track.luma[last] + FADING:
             last += 1
         found.append(Proposal(first, last, "cut", dark=True))
     return found
@@ -142,7 +157,10 @@ def blends(track: Track) -> list[Proposal]:
         for index in np.flatnonzero(rests < BLEND_REST).tolist():
             window = rests[before[index] : after[index] + 1]
             if rests[index] <= window.min():
-                found.append(spread(tiny_FP, int(before[index]), index, int(after[index])))
+                way = float(np.linalg.norm(tiny_FP[after[index]] - tiny_FP[before[index]]))
+                strength = way * (1 - float(rests[index])) / tiny_FP.shape[1] ** 0.5
+                blend = spread(tiny_FP, int(before[index]), index, int(after[index]))
+                found.append(blend._replace(strength=strength))
     return sorted(found)
 
 
@@ -229,13 +247,17 @@ def stays(track: Track, proposal: Proposal) -> bool:
 def across(track: Track, proposal: Proposal, marks: NDArray[np.int64]) -> float:
     """Best similarity of what is seen before and after, no further than the next mark that is not close by."""
     start, end = at(track, proposal.first), at(track, proposal.last)
-    marked_s = track.times_s[marks]
-    low = max([start - REACH_S, *marked_s[marked_s <= start - TOGETHER_S].tolist()])
-    high = min([end + REACH_S, *marked_s[marked_s >= end + TOGETHER_S].tolist()])
+    marked_s = track.times_s[np.minimum(marks, len(track.times_s) - 1)]
+    near_s = TOGETHER_S if proposal.reason == "cut" else 0.0
+    low = max([start - REACH_S, *marked_s[marked_s <= start - near_s].tolist()])
+    high = min([end + REACH_S, *marked_s[marked_s >= end + near_s].tolist()])
     frames = track.sample_frames
     times = track.times_s[frames]
     before = np.flatnonzero((frames < proposal.first) & (times >= low))
     after = np.flatnonzero((frames >= proposal.last) & (times < high))
+    if proposal.reason == "drop":  # between two cuts, whatever lies there
+        before = before if len(before) else np.flatnonzero(times >= low)[:1]
+        after = after if len(after) else np.flatnonzero(times < high)[-1:]
     if not len(before) or not len(after):
         return alike(
             track.tiny_FHWC[max(proposal.first - 1, 0)], track.tiny_FHWC[min(proposal.last, len(track.tiny_FHWC) - 1)]
