@@ -1,70 +1,207 @@
-"""Which source goes to which split: by hash of the source, by exact shares of every group, and all clips of it together."""
+"""Which source goes to which split: by hash of its near-duplicate cluster, once and for ever.
+
+Columns are NumPy and Arrow arrays throughout: a million sources are tens of megabytes.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from data.files import whole
+
+arrow, compute = cast(Any, pa), cast(Any, pc)
+"""Compiled libraries without a single type."""
 SplitName = Literal["train", "val", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
-MIN_STRATUM = 3
-"""Groups with fewer sources cannot give to every split and are shared out together."""
+TRAIN, VAL, TEST = 0, 1, 2
+"""Places in `SPLITS`, which the arrays below hold; `OUT` is a source left out."""
+OUT = -1
+MIN_CLUSTERS = 3
+"""One for each split."""
+
+Codes = NDArray[np.int64]
 
 
-def assign(groups: Mapping[str, str], seed: int, val_share: float, test_share: float) -> dict[str, SplitName]:
-    """The split of every source.
+@dataclass(frozen=True)
+class Ledger:
+    """Every source that was ever drawn, with its split: what keeps a draw the same when data is added."""
 
-    The sources of a group stand in the order of their hashes: the first go to test, the next to val, the rest to
-    train, each share rounded to the nearest source. If that leaves val empty, the largest group gives it one. What holds
-    when a source is added: other groups of three or more sources do not change (unless val was or becomes empty); in
-    its own group at most one source crosses each border, so none moves between test and train while the group has
-    a val source.
+    source_id: Any
+    """Arrow array of strings."""
+    cluster: Any
+    """The cluster's name when the source was drawn; names change when a smaller source id joins."""
+    split: Codes
+
+    def __len__(self) -> int:
+        """How many sources were drawn so far."""
+        return len(self.split)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The split of every source, in the order the sources were given."""
+
+    split: Codes
+    """Place in `SPLITS`, or `OUT`."""
+    cluster: Any
+    """The cluster's name by which no two splits share one, Arrow array of strings."""
+    met: NDArray[np.uint8]
+    """Bits `1 << place` of the splits in which the source's cluster already had members."""
+    is_new: NDArray[np.bool_]
+    """Whether the ledger did not know the source."""
+
+
+EMPTY = Ledger(arrow.array([], arrow.string()), arrow.array([], arrow.string()), np.zeros(0, np.int64))
+
+
+def unit(seed: int, cluster: str) -> float:
+    """A number in [0, 1) that looks random and depends on nothing but its arguments."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {cluster}".encode()).digest()[:8]) / 2**64
+
+
+def assign(
+    source_id: Any, cluster: Any, seed: int, val_share: float, test_share: float, ledger: Ledger = EMPTY
+) -> Drawn:
+    """The split of every source: test where the hash of its cluster is below `test_share`, then val, else train.
+
+    A source in the ledger stays where it is. A new one goes where its cluster is; if the cluster has members in two
+    splits, the new ones that brought them together are left out. Where old sources alone are found to look alike
+    across splits (the likeness was made stricter, say), test keeps its own and the others' are left out. A split
+    that would be empty gets the new clusters whose hashes are nearest to it.
 
     Args:
-        groups: group by source id.
+        source_id: Arrow array of strings, each once.
+        cluster: Name of the near-duplicate cluster of each, likewise.
         seed: Another seed is another draw.
-        val_share: Of the sources of a group.
-        test_share: Of the sources of a group; groups of three and more give at least one.
+        val_share: Share of clusters, 0–1.
+        test_share: Likewise.
+        ledger: What was drawn before with the same seed and shares.
 
     Raises:
-        ValueError: fewer than three sources in all.
+        ValueError: fewer than three clusters, or a split stays empty because everything was drawn before.
     """
-    if len(groups) < MIN_STRATUM:
-        raise ValueError(f"{len(groups)} sources; train, val and test need at least {MIN_STRATUM}")
-    result: dict[str, SplitName] = {}
-    ranked = {name: sorted(members, key=lambda item: rank(seed, item)) for name, members in strata(groups).items()}
-    for members in ranked.values():
-        num_test, num_val = counts(len(members), val_share, test_share)
-        for position, source_id in enumerate(members):
-            result[source_id] = "test" if position < num_test else "val" if position < num_test + num_val else "train"
-    if val_share > 0 and "val" not in result.values():
-        largest = max(ranked.values(), key=len)
-        trained = [source_id for source_id in largest if result[source_id] == "train"]
-        tested = [source_id for source_id in largest if result[source_id] == "test"]
-        result[trained[0] if len(trained) > 1 else tested[-1]] = "val"
-    return result
+    place, names = coded(cluster)
+    if len(names) < MIN_CLUSTERS:
+        raise ValueError(f"{len(names)} clusters of sources; train, val and test need at least {MIN_CLUSTERS}")
+    row = rows_in(source_id, ledger.source_id)
+    old = np.where(row >= 0, ledger.split[row] if len(ledger) else OUT, OUT)
+    met = np.zeros(len(names), np.uint8)
+    np.bitwise_or.at(met, place[old >= 0], (1 << old[old >= 0]).astype(np.uint8))
+    hashes = np.array([unit(seed, name) if not bits else np.nan for name, bits in zip(names, met, strict=True)])
+    wanted = np.where(hashes < test_share, TEST, np.where(hashes < test_share + val_share, VAL, TRAIN))
+    for code in (TRAIN, VAL, TEST):
+        wanted[met == 1 << code] = code
+    wanted[np.bitwise_count(met) > 1] = OUT
+    split = np.where(old >= 0, old, wanted[place])
+    split[yields(place, old, met, len(names))] = OUT
+    fill(split, wanted, hashes, place, {TEST: test_share, VAL: val_share, TRAIN: 1.0})
+    return Drawn(split, kept_names(cluster, place, row, ledger), met[place], row < 0)
 
 
-def strata(groups: Mapping[str, str]) -> dict[str | None, list[str]]:
-    """Sources by group, sorted; groups too small to be split are pooled under None."""
-    members: defaultdict[str, list[str]] = defaultdict(list)
-    for source_id in sorted(groups):
-        members[groups[source_id]].append(source_id)
-    large: dict[str | None, list[str]] = {k: members[k] for k in sorted(members) if len(members[k]) >= MIN_STRATUM}
-    pooled = sorted(source_id for group in members.values() if len(group) < MIN_STRATUM for source_id in group)
-    return large | ({None: pooled} if pooled else {})
+def yields(place: Codes, old: Codes, met: NDArray[np.uint8], num_clusters: int) -> NDArray[np.bool_]:
+    """Old sources that give way: their cluster has no new member to blame, and members in a split that counts more."""
+    blamed = np.zeros(num_clusters, np.bool_)
+    blamed[place[old < 0]] = True
+    highest = np.where(met >= 1 << TEST, TEST, VAL)
+    quarrel = (np.bitwise_count(met) > 1) & ~blamed
+    return quarrel[place] & (old < highest[place])
 
 
-def counts(num_sources: int, val_share: float, test_share: float) -> tuple[int, int]:
-    """Test and val sources of a stratum: nearest to the shares, test and train at least one each from three on."""
-    if num_sources < MIN_STRATUM:
-        return 0, 0
-    num_test = min(max(1, int(num_sources * test_share + 0.5)), num_sources - 1)
-    return num_test, min(int(num_sources * val_share + 0.5), num_sources - num_test - 1)
+def fill(split: Codes, wanted: Codes, hashes: NDArray[np.float64], place: Codes, shares: dict[int, float]) -> None:
+    """Move new clusters into splits that would be empty, in place: smallest hashes first, out of train if it can spare.
+
+    Raises:
+        ValueError: no new cluster can be moved, and the empty split is train or test.
+    """
+    sizes = np.bincount(place, minlength=len(hashes))
+    fresh = np.flatnonzero(~np.isnan(hashes))
+    for code, share in shares.items():
+        if share <= 0 or (split == code).any():
+            continue
+        ranked = fresh[np.argsort(-hashes[fresh] if code == TRAIN else hashes[fresh], kind="stable")]
+        ranked = ranked[np.argsort(wanted[ranked] != TRAIN, kind="stable")]
+        spare = [item for item in ranked if (split == wanted[item]).sum() > sizes[item]]
+        if spare:
+            wanted[spare[0]] = code
+            split[place == spare[0]] = code
+        elif code != VAL:
+            raise ValueError(
+                f"{SPLITS[code]} is empty and every source was drawn before; add sources, or delete split.ledger to draw"
+                " all anew"
+            )
 
 
-def rank(seed: int, source_id: str) -> str:
-    """A place in an order that looks random and that no other source changes."""
-    return hashlib.sha256(f"{seed} {source_id}".encode()).hexdigest()
+def kept_names(cluster: Any, place: Codes, row: Codes, ledger: Ledger) -> Any:
+    """The cluster of every source as the ledger knows it; of a new one, the smallest name its cluster had, else its own."""
+    row_or_null = arrow.array(row, mask=row < 0)
+    own = ledger.cluster.take(row_or_null)
+    known = arrow.table({"place": place, "name": own}).filter(arrow.array(row >= 0))
+    smallest = known.group_by("place").aggregate([("name", "min")])
+    inherited = flat(smallest["name_min"]).take(compute.index_in(arrow.array(place), value_set=flat(smallest["place"])))
+    return compute.coalesce(own, inherited, flat(cluster))
+
+
+def merged(ledger: Ledger, source_id: Any, drawn: Drawn) -> Ledger:
+    """The ledger with what was drawn new, sorted by source id."""
+    new = arrow.array(drawn.is_new & (drawn.split != OUT))
+    ids = arrow.concat_arrays([ledger.source_id, source_id.filter(new)])
+    clusters = arrow.concat_arrays([ledger.cluster, drawn.cluster.filter(new)])
+    split = np.concatenate([ledger.split, drawn.split[new.to_numpy(zero_copy_only=False)]])
+    order = compute.sort_indices(ids)
+    return Ledger(ids.take(order), clusters.take(order), split[order.to_numpy()])
+
+
+def draw_name(seed: int, val_share: float, test_share: float) -> str:
+    """What a ledger was drawn with; under other settings it does not count."""
+    return f"seed {seed}, val {val_share!r}, test {test_share!r}"
+
+
+def write_ledger(path: Path, ledger: Ledger, draw: str) -> None:
+    """Write a ledger as Parquet, with the name of its draw."""
+    names = arrow.array(SPLITS, arrow.string()).take(arrow.array(ledger.split))
+    schema = arrow.schema(
+        [("source_id", arrow.string()), ("cluster", arrow.string()), ("split", arrow.string())],
+        metadata={"draw": draw},
+    )
+    with whole(path) as temporary:
+        cast(Any, pq.write_table)(
+            arrow.Table.from_arrays([ledger.source_id, ledger.cluster, names], schema=schema), temporary
+        )
+
+
+def read_ledger(path: Path, draw: str) -> Ledger:
+    """The ledger of a draw; an empty one where there is none or it is of another draw."""
+    if not path.is_file():
+        return EMPTY
+    table = cast(Any, pq.read_table)(path).combine_chunks()
+    if (table.schema.metadata or {}).get(b"draw") != draw.encode():
+        return EMPTY
+    ids, clusters, names = (flat(table[name]) for name in ("source_id", "cluster", "split"))
+    return Ledger(ids, clusters, rows_in(names, arrow.array(SPLITS, arrow.string())))
+
+
+def flat(column: Any) -> Any:
+    """A column in one piece."""
+    return column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
+
+
+def coded(column: Any) -> tuple[Codes, list[str]]:
+    """Place of every value in the list of distinct ones, and that list."""
+    encoded = flat(column).dictionary_encode()
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
+
+
+def rows_in(values: Any, table: Any) -> Codes:
+    """Place of every value in `table`, -1 where it is not there."""
+    return (
+        compute.fill_null(compute.index_in(values, value_set=table), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
