@@ -204,7 +204,7 @@ def judge(config: Config) -> None:
 
     assert config.expectations is not None
     docs = config.docs or config.work / "docs"
-    table = expectations.clips_frame(files.iter_records(config.clips, Clip))
+    table = expectations.clips_frame(files.iter_records(config.clips, Clip), config.shape)
     judging.enforce("clips", table, expectations.clips_suite(config.shape), config.expectations, docs)
 
 
