@@ -17,3 +17,6 @@ PIPELINE = (
 
 MAKERS = ("sample", "base")
 """Verbs that make what the repository demonstrates itself with: the sample corpus and the tiny base model."""
+
+LOOKERS = {"inspect": ("ingest", "validate", "cut")}
+"""Verbs that only look and print, and the sections of `params.yaml` whose settings they look by; no stages of DVC."""

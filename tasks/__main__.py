@@ -7,6 +7,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,9 +19,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from data.records import DataRefused, GateFailed
-from tasks import MAKERS, PIPELINE, explain
+from tasks import LOOKERS, MAKERS, PIPELINE, explain
 
-VERBS = (*MAKERS, *PIPELINE, "run")
+VERBS = (*MAKERS, *PIPELINE, *LOOKERS, "run")
 PARAMS = Path("params.yaml")
 EXIT_CONFIGURATION, EXIT_ENVIRONMENT, EXIT_GATE, EXIT_DATA, EXIT_INTERRUPTED = 2, 3, 4, 5, 130
 """Distinct exit statuses, so that a scheduler can tell a bad model from a bad machine."""
@@ -35,6 +36,8 @@ def load_section(verb: str, params: Path, overrides: Sequence[str]) -> dict[str,
     if not params.is_file():
         raise ValueError(f"{params} does not exist; run from the checkout or pass --params")
     sections = cast(dict[str, Any], yaml.safe_load(params.read_text(encoding="utf-8")))
+    if verb in LOOKERS:
+        sections = {verb: {name: sections.get(name, {}) for name in LOOKERS[verb]}}
     if verb not in sections and verb != "run":
         raise ValueError(f"{params} has no section `{verb}`")
     section = cast(dict[str, Any], sections.get(verb, {}))
@@ -82,14 +85,16 @@ def parser() -> argparse.ArgumentParser:
         description="From a folder of videos to a fine-tuned, measured, registered audio-video model.",
         usage="soundstage VERB [key=value ...] [--params FILE] [--debug]",
         epilog=f"verbs:\n{explain.summaries(VERBS)}\n\nexamples:\n  soundstage run\n"
-        "  soundstage ingest source=/data/my_videos\n  soundstage train all\n  soundstage generate --help",
+        "  soundstage ingest source=/data/my_videos\n  soundstage inspect cat.mp4 --json\n"
+        "  soundstage train all\n  soundstage generate --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
     result.add_argument("-h", "--help", action="store_true", help="this text, or the verb's settings")
     result.add_argument("verb", nargs="?", help="what to do; `soundstage VERB --help` explains its settings")
-    result.add_argument("item", nargs="*", help="a curriculum stage for `train`, then key=value overrides")
+    result.add_argument("item", nargs="*", help="files for `inspect`, a stage for `train`; key=value overrides")
     result.add_argument("--params", type=Path, default=PARAMS, help="settings file")
+    result.add_argument("--json", action="store_true", help="of `inspect`: print JSON")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return result
 
@@ -97,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
 def call(verb: str, items: Sequence[str], params: Path) -> None:
     """Run one verb with its section of `params`."""
     module = find(verb)
-    overrides = [item for item in items if "=" in item]
-    names = [item for item in items if "=" not in item]
+    overrides = [item for item in items if is_override(item)]
+    names = [item for item in items if not is_override(item)]
     kind = cast(type[BaseModel], module.Config)
     if verb == "run" and params != PARAMS:
         raise ValueError(f"--params {params}: `run` reads {PARAMS}, as DVC does; edit that, or run single verbs")
@@ -119,6 +124,11 @@ def call(verb: str, items: Sequence[str], params: Path) -> None:
         raise
 
 
+def is_override(item: str) -> bool:
+    """Whether a word of the command line is `key=value`; a file may have such a name too."""
+    return re.match(r"[A-Za-z_][\w.@-]*=", item) is not None and not Path(item).exists()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is the contract that DVC and Prefect read."""
     arguments = parser().parse_intermixed_args(argv)
@@ -136,7 +146,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads are 20 times slower on a shared machine
     try:
-        call(verb, cast(list[str], arguments.item), cast(Path, arguments.params))
+        if arguments.json and verb not in LOOKERS:
+            raise ValueError(f"--json: `{verb}` prints no records; {', '.join(LOOKERS)} does")
+        items = [*cast(list[str], arguments.item), *(["as_json=true"] if arguments.json else [])]
+        call(verb, items, cast(Path, arguments.params))
     except (ValidationError, ValueError, RuntimeError, GateFailed, DataRefused, OSError) as error:
         if arguments.debug:
             traceback.print_exc()

@@ -41,7 +41,8 @@ def describe(verb: str, about: str, config: type[BaseModel], section: Mapping[st
 
 
 def _fields(config: type[BaseModel], section: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for name, field in config.model_fields.items():
+    for plain, field in config.model_fields.items():
+        name = field.alias or plain
         given = cast(object, section.get(name))
         inner, keyed = _model_in(field.annotation)
         yield f"  {prefix}{name}: {field.description or ''} ({_value(field, given)})"
@@ -101,7 +102,7 @@ def _known(config: type[BaseModel], path: Sequence[str]) -> list[str]:
         if keyed:
             keyed = False
             continue
-        field = here.model_fields.get(key)
+        field = next((field for name, field in here.model_fields.items() if (field.alias or name) == key), None)
         inner, keyed = _model_in(field.annotation) if field else (None, False)
         if inner is None:
             return []

@@ -15,7 +15,7 @@ import grimp
 import pytest
 import yaml
 
-from tasks import MAKERS, PIPELINE
+from tasks import LOOKERS, MAKERS, PIPELINE
 from tasks.launch import ORDER, Config, Verb, load_params, steps
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +66,7 @@ def test_every_verb_has_a_section_and_a_file_and_there_are_no_others() -> None:
     files = {
         path.stem for path in (ROOT / "tasks").glob("*.py") if re.search(r"^def run\(", path.read_text(), re.MULTILINE)
     }
-    assert files == {*MAKERS, *PIPELINE, "launch"}
+    assert files == {*MAKERS, *PIPELINE, *LOOKERS, "launch"}
     assert {*MAKERS, *PIPELINE} <= set(params())
 
 
@@ -75,7 +75,7 @@ def test_section_is_accepted_by_its_config(verb: str) -> None:
     import_module(f"tasks.{verb}").Config.model_validate(params()[verb])
 
 
-@pytest.mark.parametrize("verb", [*MAKERS, *PIPELINE, "launch"])
+@pytest.mark.parametrize("verb", [*MAKERS, *PIPELINE, *LOOKERS, "launch"])
 def test_every_field_has_a_sentence_and_the_file_an_example(verb: str) -> None:
     module = import_module(f"tasks.{verb}")
     assert f"soundstage {'run' if verb == 'launch' else verb}" in module.__doc__

@@ -1,0 +1,87 @@
+"""One file's facts, treatments and verdict, as the data verbs would give them."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.media import write_media
+from tasks.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+RATE_HZ = 48000
+KEYS = {"verdict", "treatments", "rejects", "facts"}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the checkout's own settings and three files: good, mono, cut short."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    rng = np.random.default_rng(0)
+    blocks = np.kron(rng.integers(0, 255, (8, 8, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+    frames = np.stack([np.roll(blocks, number, axis=1) for number in range(36)])
+    stereo = (0.3 * rng.standard_normal((2, RATE_HZ * 3 // 2))).clip(-1, 1).astype(np.float32)
+    rate = Fraction(24)
+    write_media(tmp_path / "good.mp4", frames, stereo, frame_rate=rate, sample_rate_hz=RATE_HZ)
+    write_media(tmp_path / "a=b.mp4", frames, stereo[:1], frame_rate=rate, sample_rate_hz=RATE_HZ, layout="mono")
+    for name in ("good", "a=b"):
+        (tmp_path / f"{name}.txt").write_text("blocks of colour\n")
+    content = (tmp_path / "good.mp4").read_bytes()
+    (tmp_path / "short.mp4").write_bytes(content[: len(content) // 2])
+    return tmp_path
+
+
+def inspected(capsys: pytest.CaptureFixture[str], *words: str) -> object:
+    assert main(["inspect", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_is_the_contract_and_every_file_has_its_verdict(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = inspected(capsys, "good.mp4", "a=b.mp4", "short.mp4", "absent.mp4")
+    assert isinstance(found, list)
+    assert all(set(item) == KEYS for item in found)
+    assert [item["verdict"] for item in found] == ["accepted", "treated", "rejected", "rejected"]
+    assert [item["treatment"] for item in found[1]["treatments"]] == ["mono_to_stereo"]
+    assert [set(item) for item in found[2]["rejects"]] == [{"rule", "measured", "limit", "message"}]
+    assert "there is no such file" in found[3]["rejects"][0]["message"]
+    facts = found[0]["facts"]
+    assert (facts["num_frames"], facts["frame_rate"], facts["sample_rate_hz"], facts["num_clips"]) == (
+        36,
+        "24",
+        RATE_HZ,
+        1,
+    )
+    assert facts["caption"] == "blocks of colour"
+
+
+def test_settings_of_the_verbs_decide(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = inspected(capsys, "good.mp4", "validate.min_duration_s=2", "validate.min_side_px=100")
+    assert isinstance(found, dict)
+    assert found["verdict"] == "rejected"
+    assert [item["rule"] for item in found["rejects"]] == ["validate.min_duration_s", "validate.min_side_px"]
+    assert found["rejects"][0]["message"] == "1.500 s; limit validate.min_duration_s = 2 s"
+
+
+def test_text_gives_the_verdict_first_and_hides_control_characters(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "good.txt").write_text("red \x1b[31m text")
+    assert main(["inspect", "good.mp4"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("good.mp4: ")
+    assert "\x1b" not in text
+    assert "video_codec" in text
+
+
+@pytest.mark.parametrize("words", [[], ["good.mp4", "--jsn"], ["good.mp4", "nonsense.x=1"]])
+def test_misuse_alone_has_an_exit_status(place: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(["inspect", *words])
+    except SystemExit as left:
+        status = left.code
+    assert status == 2
