@@ -138,6 +138,8 @@ def _describe(notes: PictureNotes, facts: Facts) -> None:
 
 def _hear(sound: SoundNotes | None, facts: Facts, origin_s: float | None, span: Span | None) -> SoundTrack | None:
     """Add the sound's facts; its track, on the timeline that starts at `origin_s` (None: with the sound itself)."""
+    if sound is not None:
+        sound.end()
     if sound is None or sound.listener is None or sound.start is None or sound.clock.names is None:
         return None
     rate = sound.clock.rate

@@ -89,7 +89,7 @@ def decoded(
         Unreadable: it is damaged; the message says where.
     """
     is_picture = notes is not None and packet.stream is notes.stream
-    begun = bool(notes.times) if notes is not None and is_picture else sound is not None and sound.start is not None
+    begun = bool(notes.times) if notes is not None and is_picture else sound is not None and sound.begun
     where = f" at {float(packet.pts * packet.time_base):.2f} s" if packet.pts is not None and packet.time_base else ""
     if packet.is_corrupt:
         raise Unreadable(f"is damaged or cut short: a packet{where} is incomplete")

@@ -121,9 +121,16 @@ class SoundNotes:
     start: int | None = None
     stop: int = 0
     layout: str = ""
+    held: AudioFrame | None = None
+    """The first frame, which waits for the second."""
 
     def __post_init__(self) -> None:
         self.clock = SoundClock(self.stream)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has decoded."""
+        return self.held is not None or self.start is not None
 
     def take(self, frame: AudioFrame) -> None:
         """Note one piece of sound.
@@ -131,6 +138,21 @@ class SoundNotes:
         Raises:
             Unreadable: rate or channels change, or timestamps leap.
         """
+        if not self.begun:
+            self.held = frame
+            return
+        if self.held is not None:
+            self.clock.begin(self.held, frame)
+            self.end()
+        self._take(frame)
+
+    def end(self) -> None:
+        """Note the first frame without waiting any longer."""
+        if self.held is not None:
+            self._take(self.held)
+            self.held = None
+
+    def _take(self, frame: AudioFrame) -> None:
         position, samples_CT = self.clock.place(frame)
         if self.listener is None or self.start is None:
             self.start = self.stop = position

@@ -249,3 +249,17 @@ def test_resampling_agrees_with_an_independent_resampler(tmp_path: Path) -> None
     heard = read_stereo(tmp_path / "f.wav", 0.5, 1.0, 16000)
     expected = signal.resample_poly(smooth, 1, 3, axis=1)[:, 8000:24000]
     assert np.abs(heard - expected)[:, 100:-100].max() < 2e-3
+
+
+def test_a_cut_first_frame_in_matroska_is_not_rounded_twice(tmp_path: Path) -> None:
+    frames, sound = flash_and_click(num_frames=120, rate=25)
+    path = tmp_path / "film.mkv"
+    write_media(
+        path, frames, sound, frame_rate=25, sample_rate_hz=48000, container="matroska", audio_codec="libopus",
+        sound_start_s=0.4,
+    )  # fmt: skip
+    wanted = FLASH / 25 + 0.4
+    for may_seek in (True, False):
+        for start in (0.0, 1.0):
+            heard = read_stereo(path, start, 2.0, 48000, may_seek=may_seek)
+            assert abs(click_s(heard, 48000) + start - wanted) <= 0.00055
