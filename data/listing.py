@@ -46,18 +46,29 @@ class Listing:
         )
 
     def add(self, given: Iterable[Given]) -> None:
-        """Append what a source gives."""
-        self._database.execute("BEGIN")
-        for item in given:
-            clip = listed(item)
-            times = self._times(clip.path)
-            if times:
-                clip = clip._replace(error="is listed more than once; its first row counts", again=times)
-            self._database.execute("INSERT INTO listed (row) VALUES (?)", (_text(clip),))
-            for other in (*item.references, *(() if item.sound is None else (item.sound,))):
-                row = (other.path, _text(listed(other)))
-                self._database.execute("INSERT OR IGNORE INTO others (path, row) VALUES (?, ?)", row)
-        self._database.execute("COMMIT")
+        """Append what a source gives.
+
+        Raises:
+            RuntimeError: the disk is full.
+        """
+        try:
+            self._database.execute("BEGIN")
+            for item in given:
+                self._append(item)
+            self._database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            remedy = "make room in the folder that TMPDIR names (/var/tmp by default), or name another"
+            raise RuntimeError(f"the list of files cannot be written: {error}; {remedy}") from error
+
+    def _append(self, item: Given) -> None:
+        clip = listed(item)
+        times = self._times(clip.path)
+        if times:
+            clip = clip._replace(error="is listed more than once; its first row counts", again=times)
+        self._database.execute("INSERT INTO listed (row) VALUES (?)", (_text(clip),))
+        for other in (*item.references, *(() if item.sound is None else (item.sound,))):
+            row = (other.path, _text(listed(other)))
+            self._database.execute("INSERT OR IGNORE INTO others (path, row) VALUES (?, ?)", row)
 
     def _times(self, path: str) -> int:
         """How often a path was listed before."""

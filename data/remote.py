@@ -8,6 +8,7 @@ OSS_ENDPOINT for Alibaba OSS.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -77,18 +78,20 @@ def local(path: str) -> Path:
     with _explained(path):
         system, name = _system(path)
         size_bytes, version = _identity(system, name)
-        limit_gb = _limit_gb()
-        if size_bytes > limit_gb * 1e9:
-            raise Unreadable(f"has {size_bytes / 1e9:.3g} GB; limit {CACHE_LIMIT} = {limit_gb:g} GB")
-        copy = _folder() / _name_of(path, size_bytes, version)
-        if not _hold(copy):
-            make_room(_folder(), limit_gb * 1e9 - size_bytes)
-            with whole(copy) as temporary:
+    limit_gb = _limit_gb()
+    if size_bytes > limit_gb * 1e9:
+        raise Unreadable(f"has {size_bytes / 1e9:.3g} GB; limit {CACHE_LIMIT} = {limit_gb:g} GB")
+    copy = _folder() / _name_of(path, size_bytes, version)
+    if not _hold(copy):
+        make_room(_folder(), limit_gb * 1e9 - size_bytes)
+        with whole(copy) as temporary:
+            with _explained(path):
                 system.get_file(name, str(temporary))
-                if (size_bytes, version) != _identity(system, name) or temporary.stat().st_size != size_bytes:
-                    raise Unreadable("changes while it is fetched")
-            _hold(copy)
-        return copy
+                changed = (size_bytes, version) != _identity(system, name)
+            if changed or temporary.stat().st_size != size_bytes:
+                raise Unreadable("changes while it is fetched")
+        _hold(copy)
+    return copy
 
 
 def stamp(path: str) -> str:
@@ -284,9 +287,11 @@ def _explained(path: str) -> Generator[None]:
         raise
     except FileNotFoundError as error:
         raise Unreadable("there is no such file") from error
-    except PermissionError as error:
-        raise Unreadable("cannot be read: access denied") from error
     except (OSError, *_store_errors()) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise  # our disk's fault
+        if isinstance(error, PermissionError):
+            raise Unreadable("cannot be read: access denied") from error
         place = f"{path.partition('://')[0]}://{authority_of(path)}"
         raise RuntimeError(
             f"{place} cannot be reached ({type(error).__name__}); set its credentials and endpoint in the environment"

@@ -5,6 +5,7 @@ Example: soundstage ingest source=/data/my_videos manifest=data/store/manifest.p
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
@@ -21,6 +22,9 @@ from data.listing import Listed, Listing
 from data.records import DataRefused, Frozen, Source
 from data.sensing import Sensing
 from data.sources import Reading, given_by
+
+MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What says something about this machine and nothing about the file: the run stops, and goes on when it is mended."""
 
 
 class Config(Frozen):
@@ -55,13 +59,16 @@ def run(config: Config) -> int:
         RuntimeError: a remote source cannot be reached.
         DataRefused: there is no file to measure.
     """
+    from tqdm import tqdm
+
     reading = Reading(config.root, config.columns, config.protocols)
     listing = Listing()
-    listing.add(given_by(config.source, reading))
+    listing.add(tqdm(given_by(config.source, reading), desc="ingest: list", unit="file", disable=None))
     if not len(listing):
         raise DataRefused(f"ingest.source = {config.source} holds no media; put videos there or point it elsewhere")
     if reading.unread:
-        sys.stderr.write(f"ingest: nothing reads the columns {', '.join(sorted(reading.unread))} of {config.source}\n")
+        names = ", ".join(name if name.isprintable() else ascii(name) for name in sorted(reading.unread))
+        sys.stderr.write(f"ingest: nothing reads the columns {names} of {config.source}\n")
     return write_records(config.manifest, measured(listing, config), Source)
 
 
@@ -95,8 +102,10 @@ def measure(row: Listed, sensing: Sensing, work: Path) -> Source:
         return measured_file(row, sensing, work)
     except Unreadable as error:
         return unmeasured(row, str(error))
-    except (OSError, ValueError) as error:  # a name that no file system takes is one or the other
-        return unmeasured(row, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    except OSError as error:
+        if error.errno in MACHINE_ERRORS or str(error.filename or "").startswith(str(work)):
+            raise
+        return unmeasured(row, f"cannot be read: {error.strerror or error}")
 
 
 def measured_file(row: Listed, sensing: Sensing, work: Path) -> Source:

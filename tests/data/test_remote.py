@@ -175,6 +175,12 @@ def test_missing_credentials_are_named_and_never_shown(bucket: Bucket, monkeypat
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_cache_that_cannot_be_written_is_not_the_objects_fault(bucket: Bucket) -> None:
+    bucket.cache.write_text("a file where the folder should be")
+    with pytest.raises(OSError, match=r"Not a directory|File exists"):
+        remote.local(bucket.put("a", b"x"))
+
+
 def test_a_wrong_limit_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     url = bucket.put("a", b"x")
     for text in ("lots", "0", "-1", "nan"):

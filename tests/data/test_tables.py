@@ -207,6 +207,13 @@ def test_a_list_gives_each_path_once_and_references_last() -> None:
     assert [listing.first_with(*pair) for pair in (("h", "a"), ("h", "b"), ("i", "b"))] == ["a", "a", "b"]
 
 
+def test_a_full_disk_is_named_with_a_remedy() -> None:
+    listing = Listing()
+    listing._database.execute("PRAGMA max_page_count = 20")
+    with pytest.raises(RuntimeError, match=r"cannot be written: database or disk is full; make room .* TMPDIR"):
+        listing.add(Given(f"/{number}", "x" * 100 + str(number), "") for number in range(10_000))
+
+
 GROWTH = """
 import resource, sys
 from data.listing import Listing

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -192,11 +193,11 @@ def test_columns_that_nothing_reads_are_named_once(
 ) -> None:
     write_film(tmp_path / "a.mp4", 1)
     table = tmp_path / "t.csv"
-    table.write_text("video,gpt_caption,score,video_mask\na.mp4,seen,1,m.mp4\nb.mp4,unseen,2,n.mp4\n")
+    table.write_text("video,gpt_caption,\x1b[31mscore,video_mask\na.mp4,seen,1,m.mp4\nb.mp4,unseen,2,n.mp4\n")
     rows = rows_of(table, tmp_path, work, columns={"gpt_caption": "caption"})
     assert rows[0].caption == "seen"
     said = [line for line in capsys.readouterr().err.splitlines() if "nothing reads" in line]
-    assert said == [f"ingest: nothing reads the columns score, video_mask of {table}"]
+    assert said == [f"ingest: nothing reads the columns '\\x1b[31mscore', video_mask of {table}"]
 
 
 HOSTILE = [
@@ -239,7 +240,7 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_what_is_no_readable_file_is_a_reason_and_nothing_hangs(tmp_path: Path, work: Path) -> None:
+def test_what_is_no_readable_file_is_a_reason_and_nothing_hangs() -> None:
     root = Path(tempfile.mkdtemp())
     root.chmod(0o755)
     try:
@@ -250,17 +251,18 @@ def test_what_is_no_readable_file_is_a_reason_and_nothing_hangs(tmp_path: Path, 
         (root / "zero.mp4").symlink_to("/dev/zero")
         (root / "dangling.mp4").symlink_to(root / "nothing.mp4")
         (root / "closed").mkdir(mode=0)
+        (root / ".work").mkdir()
+        (root / ".work").chmod(0o777)
         (root / "half.mp4.part").write_bytes(b"x")
         with as_nobody():
             listing = ingest.Listing()
             listing.add(ingest.given_by(root))
-            rows = {Path(row.path).name: ingest.measure(row, FAST, work / "nobody") for row in listing}
+            rows = {Path(row.path).name: ingest.measure(row, FAST, root / ".work") for row in listing}
     finally:
         shutil.rmtree(root)
     errors = {name: row.error for name, row in rows.items()}
-    denied = errors.pop("good.mp4")
-    assert denied is None or "Permission denied" in denied  # `work` is not nobody's
     assert errors == {
+        "good.mp4": None,
         "denied.mp4": "cannot be read: Permission denied",
         "pipe.mp4": "is not a regular file",
         "zero.mp4": "is a link that leads out of the source folder or in a circle",
@@ -394,3 +396,20 @@ def test_measuring_twice_is_remembered_in_the_parent_too(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(measuring, "measure", refuse)
     assert ingest.measure(row, FAST, tmp_path / "work") == first
+
+
+def test_a_machine_that_is_full_stops_the_run_and_blames_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    film = write_film(tmp_path / "a.mp4", 1)
+    row = Listed(str(film), "a.mp4", "", "clip", Words(), None, None, (), None)
+    (tmp_path / "work").write_text("a file where the folder should be")
+    with pytest.raises(OSError, match="work"):
+        ingest.measure(row, FAST, tmp_path / "work")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(measuring, "_keep", full)
+    with pytest.raises(OSError, match="No space left"):
+        ingest.measure(row, FAST, tmp_path / "other work")
