@@ -161,6 +161,7 @@ TreatmentName = Literal[
     "rotate",
     "delay_sound",
     "pad_sound",
+    "trim_sound",
     "resize",
     "ten_bit",
     "tone_map",
@@ -168,6 +169,7 @@ TreatmentName = Literal[
     "dead_side",
     "other_sound",
     "caption_by_default",
+    "caption_cleaned",
 ]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
+from typing import NamedTuple
 
-from pydantic import Field
-
-from data.records import ClipShape, Frozen, Reject, Source, Treatment, TreatmentName
+from data import captions
+from data.limits import Limits
+from data.records import ClipShape, Reject, Source, Treatment, TreatmentName
 
 HDR_TRANSFERS = ("smpte2084", "aribstdb67", "pq", "hlg")
 """PQ and HLG as FFmpeg and as people spell them, lower case, without separators."""
@@ -16,29 +17,18 @@ NOTICEABLE_SKEW_S = 0.025
 """Smallest start difference worth a word, s; about where viewers begin to notice (ITU-R BT.1359: +45 / -125 ms)."""
 NOTICEABLE_GAP_S = 0.05
 """Smallest missing end of the sound worth a word, s: two codec frames of AAC at 48 kHz, rounded up."""
+NOTICEABLE_TAIL_S = 0.25
+"""Smallest tail of the sound worth a word, s; codecs and mixers add up to 0.2 s of it to almost every file."""
 CONSTANT_RATE_JITTER = 0.1
 """Frame intervals that stay within this share of the median are constant rate with rounded timestamps (WebM: 1 ms)."""
 
 
-class Limits(Frozen):
-    """What a source must be to be used, and the shape it is brought to."""
+class Measure(NamedTuple):
+    """One fact with a limit: which option, what was found, and how it is written."""
 
-    shape: ClipShape = ClipShape()
-    """What a training clip is; treatments are stated relative to it."""
-    min_duration_s: float = Field(default=0.9, ge=0)
-    """Shortest picture, s; less than one training clip yields nothing."""
-    min_side_px: int = Field(default=16, gt=0)
-    """Shortest side as displayed, px."""
-    min_frame_rate: float = Field(default=8, gt=0)
-    """Lowest average frame rate, frames a second; below it retiming repeats every picture three times."""
-    max_frame_rate: float = Field(default=240, gt=0)
-    """Highest average frame rate, frames a second; above it the timestamps are usually wrong."""
-    max_aspect: float = Field(default=4, ge=1)
-    """Longest side over shortest side; the family's canvases go from 1:4 to 4:1."""
-    reject_hdr: bool = True
-    """Leave out PQ and HLG pictures; otherwise they are decoded as if they were SDR and look grey."""
-    default_caption: str = Field(default="a video with sound", min_length=1)
-    """Caption of a source that has none."""
+    option: str
+    value: float | None
+    text: str = "{:.4g}"
 
 
 Rule = Callable[[Source, Limits], Reject | None]
@@ -56,6 +46,14 @@ def rejected(source: Source, rule: str, measured: str, limit: str) -> Reject:
     )
 
 
+def wrong_kind(source: Source, _limits: Limits) -> Reject | None:
+    """Reject stills, animations and sound files that were given as clips."""
+    kind = source.media_type or ""
+    if not kind.startswith(("image/", "audio/")):
+        return None
+    return rejected(source, "kind", f"is {kind}", "a video; stills and sound files serve as references")
+
+
 def unusable(source: Source, _limits: Limits) -> Reject | None:
     """Reject what `ingest` could not decode, or found twice."""
     return rejected(source, "usable", source.error, "a file that can be used") if source.error is not None else None
@@ -66,36 +64,6 @@ def no_picture(source: Source, _limits: Limits) -> Reject | None:
     if source.num_frames >= 2 and source.width > 0 and source.height > 0:
         return None
     return rejected(source, "picture", f"{source.num_frames} frames", "at least 2 frames")
-
-
-def too_short(source: Source, limits: Limits) -> Reject | None:
-    """Reject a picture shorter than `min_duration_s`; a microsecond is forgiven as timestamps are rounded."""
-    if source.video_duration_s >= limits.min_duration_s - 1e-6:
-        return None
-    return rejected(source, "min_duration_s", f"{source.video_duration_s:.3f} s", f"{limits.min_duration_s:g} s")
-
-
-def too_small(source: Source, limits: Limits) -> Reject | None:
-    """Reject a picture with a side under `min_side_px`."""
-    if min(source.width, source.height) >= limits.min_side_px:
-        return None
-    return rejected(source, "min_side_px", f"{source.width}x{source.height} px", f"{limits.min_side_px} px")
-
-
-def too_slow(source: Source, limits: Limits) -> Reject | None:
-    """Reject slide shows."""
-    rate = Fraction(source.frame_rate)
-    if rate >= limits.min_frame_rate:
-        return None
-    return rejected(source, "min_frame_rate", f"{float(rate):.2f} fps", f"{limits.min_frame_rate:g} fps")
-
-
-def too_fast(source: Source, limits: Limits) -> Reject | None:
-    """Reject impossible rates, a sign of broken timestamps."""
-    rate = Fraction(source.frame_rate)
-    if rate <= limits.max_frame_rate:
-        return None
-    return rejected(source, "max_frame_rate", f"{float(rate):.2f} fps", f"{limits.max_frame_rate:g} fps")
 
 
 def odd_aspect(source: Source, limits: Limits) -> Reject | None:
@@ -114,43 +82,115 @@ def slanted(source: Source, _limits: Limits) -> Reject | None:
     return rejected(source, "rotation", f"{source.rotation_deg} degrees", "a multiple of 90 degrees")
 
 
-def hdr(source: Source, limits: Limits) -> Reject | None:
-    """Reject PQ and HLG, which have no tone mapping here, if `reject_hdr`."""
-    if not (limits.reject_hdr and is_hdr(source)):
+def high_range(source: Source, limits: Limits) -> Reject | None:
+    """Reject PQ and HLG where they are not to be tone-mapped."""
+    if limits.hdr == "tone_map" or not is_hdr(source):
         return None
-    return rejected(source, "reject_hdr", f"transfer {source.color_transfer}", "an SDR transfer, or reject_hdr: false")
+    return rejected(source, "hdr", f"transfer {source.color_transfer}", "an SDR transfer, or hdr: tone_map")
 
 
-RULES: tuple[Rule, ...] = (
-    unusable,
-    no_picture,
-    too_short,
-    too_small,
-    too_slow,
-    too_fast,
-    odd_aspect,
-    slanted,
-    hdr,
-)
-"""In the order they are asked; the first that objects gives the reason."""
+def one_sided(source: Source, limits: Limits) -> Reject | None:
+    """Reject stereo with a silent side where that is not merely marked."""
+    if limits.dead_side == "warn" or source.dead_side is None:
+        return None
+    return rejected(source, "dead_side", f"the {source.dead_side} side is silent", "sound on both, or dead_side: warn")
 
 
-def judge(sources: Sequence[Source], limits: Limits) -> tuple[list[Source], list[Reject]]:
-    """Accepted sources and rejects, each sorted by path; every source is in exactly one of them.
+def torn_sound(source: Source, limits: Limits) -> Reject | None:
+    """Reject sound that misses, or outlasts, too much of its picture to be padded or trimmed."""
+    if limits.max_sound_gap_s is None or not has_sound(source):
+        return None
+    start, end = sound_span(source)
+    gaps = {
+        f"starts {start:.3f} s after": start,
+        f"starts {-start:.3f} s before": -start,
+        f"ends {source.video_duration_s - end:.3f} s before": source.video_duration_s - end,
+    }
+    if source.sound_path is None:
+        gaps[f"ends {end - source.video_duration_s:.3f} s after"] = end - source.video_duration_s
+    words, worst = max(gaps.items(), key=lambda item: item[1])
+    if worst <= limits.max_sound_gap_s + 1e-6:
+        return None
+    return rejected(source, "max_sound_gap_s", f"sound {words} the picture", f"{limits.max_sound_gap_s:g} s")
 
-    A file whose content was already accepted under an earlier path is rejected as its copy.
+
+def measures(source: Source) -> tuple[Measure, ...]:
+    """Every fact that a plain limit of the same name is set on; None where the source has no such fact."""
+    heard = has_sound(source)
+    rate, sides = float(Fraction(source.frame_rate)), f"{source.width}x{source.height} px"
+    return (
+        Measure("min_duration_s", source.video_duration_s + 1e-6, f"{source.video_duration_s:.3f} s"),  # rounded stamps
+        Measure("min_side_px", min(source.width, source.height), sides),
+        Measure("max_side_px", max(source.width, source.height), sides),
+        Measure("min_frame_rate", rate, "{:.2f} fps"),
+        Measure("max_frame_rate", rate, "{:.2f} fps"),
+        Measure("max_frame_jitter", source.frame_jitter, "intervals vary by {:.1%}"),
+        Measure("max_black_share", source.black_share, "{:.1%} of the frames are black"),
+        Measure("max_freeze_share", source.freeze_share, "{:.1%} of the frames repeat"),
+        Measure("max_letterbox_share", source.letterbox_share, "{:.1%} of the picture is bars"),
+        Measure("max_channels", source.num_channels, "{:g} channels"),
+        Measure("max_peak", source.peak, "{:.4g} of full scale"),
+        Measure("max_true_peak_db", source.true_peak_db if heard else None, "{:.1f} dB true peak"),
+        Measure("min_loudness_lufs", loudness(source), "{:.1f} LUFS"),
+        Measure("max_loudness_lufs", loudness(source), "{:.1f} LUFS"),
+        Measure("max_clipped_share", source.clipped_share if heard else None, "{:.2%} of the samples clip"),
+        Measure("max_silent_share", source.silent_share if heard else None, "{:.1%} of the sound is silent"),
+        Measure("min_speech_share", source.speech_share if heard else None, "{:.1%} of the sound is speech"),
+        Measure("max_speech_share", source.speech_share if heard else None, "{:.1%} of the sound is speech"),
+    )
+
+
+UNITS = {"_s": " s", "_px": " px", "_rate": " fps", "_db": " dB", "_lufs": " LUFS", "_channels": " channels"}
+"""Unit of a limit by the end of its name; shares and ratios have none."""
+
+
+def beyond(source: Source, limits: Limits) -> list[Reject]:
+    """Rejects by the plain limits: a smallest or largest value of one measured fact."""
+    found: list[Reject] = []
+    for option, value, text in measures(source):
+        limit = limit_of(limits, option)
+        if limit is None or value is None or (value >= limit if option.startswith("min_") else value <= limit):
+            continue
+        unit = next((unit for end, unit in UNITS.items() if option.endswith(end)), "")
+        found.append(rejected(source, option, text.format(value), f"{limit:g}{unit}"))
+    return found
+
+
+def limit_of(limits: Limits, option: str) -> float | None:
+    """The value of an option that is a number."""
+    value: object = getattr(limits, option)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+FIRST: tuple[Rule, ...] = (wrong_kind, unusable, no_picture)
+"""Where one of these objects, nothing else was measured."""
+RULES: tuple[Rule, ...] = (odd_aspect, slanted, high_range, one_sided, torn_sound)
+"""Rules that are more than one limit on one fact."""
+
+
+def judge_one(source: Source, limits: Limits, template: tuple[int, int] = (0, 0)) -> list[Reject]:
+    """Everything that is wrong with a source by itself; the first is the reason it is left out for.
+
+    Args:
+        template: how many captions of the dataset share the form of this one, of how many.
     """
-    accepted: dict[str, Source] = {}
-    rejects: list[Reject] = []
-    for source in sorted(sources, key=lambda item: item.path):
-        reject = next((found for rule in RULES if (found := rule(source, limits)) is not None), None)
-        if reject is None and source.source_id in accepted:
-            reject = rejected(source, "unique", f"same content as {accepted[source.source_id].path}", "one copy")
-        if reject is None:
-            accepted[source.source_id] = source
-        else:
-            rejects.append(reject)
-    return list(accepted.values()), rejects
+    for rule in FIRST:
+        if (found := rule(source, limits)) is not None:
+            return [found]
+    worded = [
+        rejected(source, f"caption_actions.{item.fault}", item.measured, item.limit)
+        for item in captions.faults(source.caption, limits, template)
+        if limits.action(item.fault) == "reject"
+    ]
+    others = [found for rule in RULES if (found := rule(source, limits)) is not None]
+    return [*beyond(source, limits), *others, *worded]
+
+
+def loudness(source: Source) -> float | None:
+    """Integrated loudness of the sound, LUFS; at the gate of -70 where all of it is below, None without sound."""
+    if not has_sound(source):
+        return None
+    return -70.0 if source.loudness_lufs is None else source.loudness_lufs
 
 
 def is_hdr(source: Source) -> bool:
@@ -181,11 +221,10 @@ def has_sound(source: Source) -> bool:
     return end > start
 
 
-def treatments(source: Source, limits: Limits) -> list[Treatment]:
-    """What is done to an accepted source, in words with numbers."""
+def treatments(source: Source, limits: Limits, template: tuple[int, int] = (0, 0)) -> list[Treatment]:
+    """What is done to an accepted source, in words with numbers; `template` as in `judge_one`."""
     parts = [*sound_treatments(source), *picture_treatments(source, limits)]
-    if not is_captioned(source):
-        parts.append(("caption_by_default", f'no caption; "{limits.default_caption}" is used'))
+    parts += caption_treatments(source, limits, template)
     return [Treatment(item=source.source_id, path=source.path, treatment=name, detail=text) for name, text in parts]
 
 
@@ -197,8 +236,14 @@ def sound_treatments(source: Source) -> list[tuple[TreatmentName, str]]:
     if source.num_channels == 1:
         parts.append(("mono_to_stereo", "1 channel is put on both sides"))
     if source.num_channels > 2:
-        layout = f" ({source.channel_layout})" if source.channel_layout else ""
+        layout = f" ({source.channel_layout})" if source.channel_layout else " of unknown layout"
         parts.append(("downmix", f"{source.num_channels} channels{layout} are mixed down to 2"))
+    if source.dead_side is not None:
+        parts.append(("dead_side", f"the {source.dead_side} side is silent; kept, but not counted in stereo measures"))
+    if source.sound_path is not None:
+        parts.append(("other_sound", f"sound comes from {source.sound_path}, from the first frame on"))
+    if source.num_audio_streams > 1:
+        parts.append(("choose_stream", f"sound is stream {source.audio_stream} of {source.num_audio_streams}"))
     start, end = sound_span(source)
     if abs(start) >= NOTICEABLE_SKEW_S:
         order = "after" if start > 0 else "before"
@@ -210,6 +255,8 @@ def sound_treatments(source: Source) -> list[tuple[TreatmentName, str]]:
         parts.append(
             ("pad_sound", f"sound ends {missing * 1000:.0f} ms before the picture; the rest is padded with silence")
         )
+    if missing <= -NOTICEABLE_TAIL_S:
+        parts.append(("trim_sound", f"sound ends {-missing * 1000:.0f} ms after the picture; the rest is left out"))
     return parts
 
 
@@ -238,10 +285,38 @@ def picture_treatments(source: Source, limits: Limits) -> list[tuple[TreatmentNa
     if cropped := resize_detail(source, shape):
         parts.append(("resize", cropped))
     deep = re.search(r"(9|10|12|14|16)(le|be)$", source.pixel_format or "")
-    if deep or is_hdr(source):
-        note = f"; the {source.color_transfer} transfer is not tone-mapped" if is_hdr(source) else ""
-        parts.append(("ten_bit", f"{source.pixel_format} to 8 bits{note}"))
+    if deep:
+        parts.append(("ten_bit", f"{source.pixel_format} to 8 bits"))
+    if is_hdr(source):
+        parts.append(("tone_map", f"{source.color_transfer} to BT.709"))
+    if source.num_video_streams > 1:
+        parts.append(("choose_stream", f"picture is stream {source.video_stream} of {source.num_video_streams}"))
     return parts
+
+
+def caption_treatments(
+    source: Source, limits: Limits, template: tuple[int, int] = (0, 0)
+) -> list[tuple[TreatmentName, str]]:
+    """What is done to the caption."""
+    if not is_captioned(source):
+        return [("caption_by_default", f'no caption; "{limits.default_caption}" is used')]
+    found = captions.faults(source.caption, limits, template)
+    replaced = [item for item in found if limits.action(item.fault) == "default"]
+    if replaced:
+        reason = "; ".join(f"{item.fault}: {item.measured}" for item in replaced)
+        return [("caption_by_default", f'{reason}; "{limits.default_caption}" is used')]
+    if any(item.fault == "control" for item in found) and limits.action("control") == "clean":
+        return [("caption_cleaned", "control characters and direction marks are taken out")]
+    return []
+
+
+def final_caption(source: Source, limits: Limits, template: tuple[int, int] = (0, 0)) -> str:
+    """The caption that is trained on: the source's, cleaned, or the default one."""
+    done = {name for name, _ in caption_treatments(source, limits, template)}
+    if "caption_by_default" in done:
+        return limits.default_caption
+    text = (source.caption or "").strip()
+    return captions.cleaned(text) if "caption_cleaned" in done else text
 
 
 def resize_detail(source: Source, shape: ClipShape) -> str | None:

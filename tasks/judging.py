@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from data import expectations as tables
 from data import files
-from data.expectations import Expectation, Outcome
+from data.asking import Expectation, Outcome, failures
+from data.expectations import VERSION
 from data.records import DataRefused
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def enforce(
         outcomes = judge(table, suite, folder, name)
     found = {
         "suite": name,
-        "version": tables.VERSION,
+        "version": VERSION,
         "num_rows": len(table),
         "outcomes": [outcome.model_dump() for outcome in outcomes],
     }
@@ -50,7 +50,7 @@ def enforce(
     for item in outcomes:
         if not item.success and not item.critical:
             log.warning("expectation %s: %s, expected %s (%s)", item.name, item.measured, item.limit, item.why)
-    if problems := [*also, *tables.failures(outcomes)]:
+    if problems := [*also, *failures(outcomes)]:
         raise DataRefused(f"{name}: " + "; ".join(problems) + f". Pages: {pages / 'index.html'}")
     return outcomes
 

@@ -5,43 +5,59 @@ Example: soundstage validate min_duration_s=2 max_missing_caption_share=0
 
 from __future__ import annotations
 
-import json
-import logging
+import itertools
+import shlex
+import shutil
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field
 
-from data import expectations, files, rules
-from data.records import DataRefused, Frozen, Reject, Source, Treatment
+from data import captioner, expectations, files
+from data.captions import CaptionFault
+from data.limits import Limits
+from data.records import Frozen, Reject, Source, Treatment
+from data.verdicts import Verdicts, judged, total
 from tasks import judging
 
-log = logging.getLogger(__name__)
 COUNTED_ONLY = ("resize", "retime")
 """Treatments so common that the table only counts them."""
+MAX_LINES = 200
+"""Rows of the table on the terminal; the files have them all."""
+MAX_NAMED = 10
+"""Files named in one message."""
 
 
-class Config(rules.Limits):
+class Config(Limits):
     """What to judge, by which limits, and where the verdicts go."""
 
     manifest: Path
     """Parquet of sources, as `ingest` wrote it."""
+    captions: Path | None = None
+    """Parquet of captions that `soundstage caption` wrote; they take the place of missing and faulty ones."""
     accepted: Path
     """Parquet of the sources to use, captions filled."""
     rejects: Path
     """Parquet of the sources left out, each with its rule."""
     treatments: Path
     """Parquet of what is done to accepted sources."""
+    caption_faults: Path | None = None
+    """Parquet of every caption at fault, with what was measured and done; None writes none."""
     expectations: Path
     """JSON of what every expectation found."""
     docs: Path
-    """Folder of Great Expectations' pages; start at index.html."""
+    """Folder of Great Expectations' pages, one folder a suite; start at manifest/index.html."""
+    work: Path = Path("data/store/work")
+    """Scratch folder; changes no result."""
     min_sources: int = Field(default=3, ge=1)
     """Fewest accepted sources, one for each of train, val and test."""
     max_missing_caption_share: float = Field(default=0.2, ge=0, le=1)
     """Largest share of accepted sources that may take the default caption; above it the dataset is refused."""
+    previous: Path | None = None
+    """An earlier table of accepted sources to compare with; None compares with none."""
+    max_lost_share: float = Field(default=0.1, ge=0, le=1)
+    """Largest share of the previous sources that may be gone; more is an accident more often than a wish."""
 
 
 class Result(Frozen):
@@ -51,6 +67,7 @@ class Result(Frozen):
     num_accepted: int
     num_rejected: int
     num_treated: int
+    num_references: int
     num_warnings: int
 
 
@@ -60,84 +77,113 @@ def run(config: Config) -> Result:
     Raises:
         DataRefused: too many captions are missing or a critical expectation failed; the evidence is written then,
             the accepted sources are not.
+        RuntimeError: there is no manifest.
     """
-    given = files.read_records(config.manifest, Source)
-    accepted, rejects = rules.judge(given, config)
-    treatments = [treatment for source in accepted for treatment in rules.treatments(source, config)]
-    check_nothing_vanished(given, accepted, rejects)
-    files.write_records(config.rejects, rejects, Reject)
-    files.write_records(config.treatments, treatments, Treatment)
-    captioned = [with_caption(source, config.default_caption) for source in accepted]
-    outcomes = judge_all(captioned, config)
-    num_held = sum(outcome.success for outcome in outcomes)
-    sys.stderr.write(summary(given, rejects, treatments))
-    sys.stderr.write(f"{num_held} of {len(outcomes)} expectations hold; pages: {config.docs / 'index.html'}\n")
-    problems = [*missing_captions(accepted, config.max_missing_caption_share), *expectations.failures(outcomes)]
-    if problems:
-        files.remove(config.accepted)
-        raise DataRefused(f"{config.manifest}: " + "; ".join(problems) + f". Pages: {config.docs / 'index.html'}")
-    files.write_records(config.accepted, captioned, Source)
+    if not config.manifest.is_file():
+        raise RuntimeError(f"{config.manifest} does not exist; run `soundstage ingest` first")
+    files.remove(config.accepted)
+    with files.whole(config.work / "validate") as work:
+        work.mkdir()
+        verdicts = Verdicts(work / "verdicts.sqlite", config)
+        try:
+            decide(config, verdicts, work / "accepted.parquet")
+            sys.stderr.write(summary(verdicts))
+            outcomes = enforce(config, verdicts, work / "accepted.parquet")
+        finally:
+            verdicts.close()
+        with files.whole(config.accepted) as temporary:
+            shutil.copyfile(work / "accepted.parquet", temporary)
+    files.remove(config.work / "validate")
+    counts = verdicts.counts
     return Result(
-        num_given=len(given),
-        num_accepted=len(accepted),
-        num_rejected=len(rejects),
-        num_treated=len({treatment.item for treatment in treatments}),
+        num_given=total(counts),
+        num_accepted=counts.get("accepted", 0),
+        num_rejected=counts.get("rejected", 0),
+        num_treated=counts.get("treated", 0),
+        num_references=counts.get("reference", 0),
         num_warnings=sum(not outcome.success for outcome in outcomes),
     )
 
 
-def judge_all(accepted: Sequence[Source], config: Config) -> list[expectations.Outcome]:
-    """Ask the expectations, and write their answers and pages."""
-    suite = expectations.suite(config, config.min_sources)
-    with files.whole(config.docs) as docs:
-        outcomes = judging.judge(expectations.frame(accepted), suite, docs)
-    text = json.dumps([outcome.model_dump() for outcome in outcomes], indent=2, ensure_ascii=False)
-    files.write_text(config.expectations, text + "\n")
-    for outcome in outcomes:
-        if not outcome.success and not outcome.critical:
-            log.warning(
-                "expectation %s: %s, expected %s (%s)", outcome.name, outcome.measured, outcome.limit, outcome.why
-            )
+def decide(config: Config, verdicts: Verdicts, accepted: Path) -> None:
+    """Give every row its fate and write down who is accepted, who is not, and what is done.
+
+    Raises:
+        RuntimeError: a row was lost or judged twice, which is a fault of the rules.
+    """
+    for source in given(config):
+        verdicts.learn(source)
+    files.write_records(accepted, judged(given(config), verdicts), Source)
+    num_given, num_judged = files.num_records(config.manifest), total(verdicts.counts)
+    if num_judged != num_given:
+        raise RuntimeError(f"{num_judged} verdicts on {num_given} rows of {config.manifest}")
+    files.write_records(config.rejects, verdicts.read(Reject), Reject)
+    files.write_records(config.treatments, verdicts.read(Treatment), Treatment)
+    if config.caption_faults is not None:
+        files.write_records(config.caption_faults, verdicts.read(CaptionFault), CaptionFault)
+
+
+def given(config: Config) -> Iterator[Source]:
+    """The rows of the manifest, with the captions that a model wrote where theirs are missing or at fault."""
+    from tqdm import tqdm
+
+    written = captioner.read_captions(config.captions) if config.captions is not None else {}
+    rows = files.iter_records(config.manifest, Source)
+    for source in tqdm(rows, total=files.num_records(config.manifest), desc="validate", unit="file", disable=None):
+        yield captioner.merged(source, written, config)
+
+
+def enforce(config: Config, verdicts: Verdicts, accepted: Path) -> list[judging.Outcome]:
+    """Ask the expectations on the accepted sources; refuse where a critical one, or too many captions, are missing."""
+    previous = None if config.previous is None else files.num_records(config.previous)
+    suite = expectations.suite(config, config.min_sources, previous=previous, max_lost=config.max_lost_share)
+    table = expectations.frame(files.iter_records(accepted, Source), config)
+    missing = missing_captions(verdicts, config.max_missing_caption_share)
+    outcomes = judging.enforce("manifest", table, suite, config.expectations, config.docs, also=missing)
+    held, page = sum(outcome.success for outcome in outcomes), config.docs / "manifest/index.html"
+    sys.stderr.write(f"{held} of {len(outcomes)} expectations hold; pages: {page}\n")
     return outcomes
 
 
-def check_nothing_vanished(given: Sequence[Source], accepted: Sequence[Source], rejects: Sequence[Reject]) -> None:
-    """Every given file is accepted or rejected, and none is both.
-
-    Raises:
-        RuntimeError: a source was lost or judged twice, which is a fault of the rules.
-    """
-    judged = Counter([source.path for source in accepted] + [reject.path for reject in rejects])
-    if judged != Counter(source.path for source in given):
-        raise RuntimeError(f"{len(accepted)} accepted + {len(rejects)} rejected is not {len(given)} given")
-
-
-def with_caption(source: Source, default: str) -> Source:
-    """The source with its caption, stripped, or the default one."""
-    caption = (source.caption or "").strip() or default
-    return source if caption == source.caption else source.model_copy(update={"caption": caption})
-
-
-def missing_captions(accepted: Sequence[Source], max_share: float) -> list[str]:
-    """The complaint about too many missing captions, or nothing."""
-    missing = [source.path for source in accepted if not rules.is_captioned(source)]
-    if not missing or len(missing) / len(accepted) <= max_share:
+def missing_captions(verdicts: Verdicts, max_share: float) -> list[str]:
+    """The complaint about too many captions that are missing or of no use, or nothing."""
+    accepted, missing = verdicts.counts.get("accepted", 0), verdicts.counts.get("caption_by_default", 0)
+    if not missing or missing / accepted <= max_share:
         return []
-    names = ", ".join(missing[:10]) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
-    share = f"{len(missing)} of {len(accepted)} sources ({len(missing) / len(accepted):.0%})"
+    paths = (item.path for item in verdicts.read(Treatment) if item.treatment == "caption_by_default")
+    names = ", ".join(itertools.islice(paths, MAX_NAMED)) + more(missing - MAX_NAMED)
+    share = f"{missing} of {accepted} sources ({missing / accepted:.0%})"
     limit = f"validate.max_missing_caption_share = {max_share:g}"
-    return [f"{share} have no caption; limit {limit}: {names}"]
+    remedy = "write them, or let a model: soundstage caption, then validate.captions"
+    return [f"{share} have no caption; limit {limit}: {names}; {remedy}"]
 
 
-def summary(given: Sequence[Source], rejects: Sequence[Reject], treatments: Sequence[Treatment]) -> str:
-    """A table file, verdict, reason of everything uncommon, and counts of the rest."""
-    rows = [(reject.path, "rejected", f"{reject.rule}: {reject.measured} (limit {reject.limit})") for reject in rejects]
-    rows += [(item.path, item.treatment, item.detail) for item in treatments if item.treatment not in COUNTED_ONLY]
+def more(count: int) -> str:
+    """Words for what is not listed."""
+    return f" and {count} more" if count > 0 else ""
+
+
+def summary(verdicts: Verdicts) -> str:
+    """A table file, verdict, reason of everything uncommon, counts of the rest, and how to look at one file."""
+    rejects = (
+        (item.path, "rejected", f"{item.rule}: {item.measured} (limit {item.limit})") for item in verdicts.read(Reject)
+    )
+    uncommon = (item for item in verdicts.read(Treatment) if item.treatment not in COUNTED_ONLY)
+    treated = ((item.path, str(item.treatment), item.detail) for item in uncommon)
+    rows = sorted([*itertools.islice(rejects, MAX_LINES), *itertools.islice(treated, MAX_LINES)])
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    lines = [f"{path:<{widths[0]}}  {verdict:<{widths[1]}}  {reason}" for path, verdict, reason in sorted(rows)]
-    common = Counter(item.treatment for item in treatments if item.treatment in COUNTED_ONLY)
-    counts = [f"{count} with {name}" for name, count in sorted(common.items())]
-    named = {reject.path for reject in rejects} | {item.path for item in treatments}
-    counts.append(f"{len(given) - len(named)} as they are")
-    total = f"{len(given)} given = {len(given) - len(rejects)} accepted + {len(rejects)} rejected"
-    return "\n".join([*lines, f"{total} ({', '.join(counts)})", ""])
+    lines = [f"{shown(path):<{widths[0]}}  {verdict:<{widths[1]}}  {shown(reason)}" for path, verdict, reason in rows]
+    counts, names = verdicts.counts, [name for name in COUNTED_ONLY if name in verdicts.counts]
+    parts = [f"{counts[name]} with {name}" for name in sorted(names)]
+    parts.append(f"{counts.get('accepted', 0) - counts.get('treated', 0)} as they are")
+    references = f" + {counts['reference']} references" if counts.get("reference") else ""
+    totals = f"{total(counts)} given = {counts.get('accepted', 0)} accepted + {counts.get('rejected', 0)} rejected"
+    lines.append(f"{totals}{references} ({', '.join(parts)})")
+    if rows:
+        lines.append(f"look at one: soundstage inspect {shlex.quote(shown(rows[0][0]))}")
+    return "\n".join([*lines, ""])
+
+
+def shown(text: str) -> str:
+    """Text for a terminal: what would steer it is spelled out."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -3,9 +3,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from data.expectations import Outcome, failures, frame, suite
+from data.asking import Outcome, failures
+from data.expectations import frame, suite
 from data.records import Source
-from data.rules import Limits
+from data.limits import Limits
 
 Maker = Callable[..., Source]
 
@@ -26,7 +27,7 @@ def test_limits_of_the_rules_are_the_limits_of_the_expectations():
     by_name = {item.name: item.options for item in suite(Limits(min_duration_s=2, max_frame_rate=60), min_sources=7)}
     assert by_name["enough_sources"]["min_value"] == 7
     assert by_name["long_enough"]["min_value"] == 2 - 1e-6
-    assert by_name["plausible_rate"]["max_value"] == 60
+    assert by_name["not_fast"]["max_value"] == 60
 
 
 def test_a_silent_source_has_no_offset_and_a_late_one_has_its_own(make_source: Maker):

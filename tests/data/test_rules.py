@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.records import ClipShape, Source
-from data.rules import Limits, has_sound, judge, resize_detail, sound_span, treatments
+from data.limits import Limits
+from data.rules import final_caption, has_sound, judge_one, resize_detail, sound_span, treatments
 
 Maker = Callable[..., Source]
 
@@ -19,7 +20,7 @@ def named(source: Source, limits: Limits | None = None) -> dict[str, str]:
 
 def test_an_ordinary_source_is_accepted_as_it_is(make_source: Maker):
     source = make_source("a.mp4")
-    assert judge([source], Limits()) == ([source], [])
+    assert judge_one(source, Limits()) == []
     assert named(source) == {}
 
 
@@ -27,27 +28,92 @@ def test_an_ordinary_source_is_accepted_as_it_is(make_source: Maker):
     ("fields", "rule", "measured"),
     [
         ({"error": "is text, not a video"}, "usable", "is text, not a video"),
+        ({"media_type": "image/png", "error": "is a still picture"}, "kind", "is image/png"),
+        ({"media_type": "image/gif"}, "kind", "is image/gif"),
+        ({"media_type": "audio/wav", "width": 0, "height": 0}, "kind", "is audio/wav"),
         ({"num_frames": 1}, "picture", "1 frames"),
         ({"num_frames": 0, "width": 0, "height": 0, "frame_rate": "0"}, "picture", "0 frames"),
-        ({"video_duration_s": 0.5}, "min_duration_s", "0.500 s"),
-        ({"width": 15}, "min_side_px", "15x64 px"),
+        ({"video_duration_s": 0.5, "audio_duration_s": 0.5}, "min_duration_s", "0.500 s"),
+        ({"width": 15, "height": 15}, "min_side_px", "15x15 px"),
+        ({"width": 8194, "height": 4096}, "max_side_px", "8194x4096 px"),
         ({"frame_rate": "5"}, "min_frame_rate", "5.00 fps"),
         ({"frame_rate": "90000"}, "max_frame_rate", "90000.00 fps"),
         ({"width": 320}, "max_aspect", "320x64 px, 5.00:1"),
         ({"height": 320}, "max_aspect", "64x320 px, 5.00:1"),
         ({"rotation_deg": 45}, "rotation", "45 degrees"),
-        ({"color_transfer": "smpte2084"}, "reject_hdr", "transfer smpte2084"),
-        ({"color_transfer": "arib-std-b67"}, "reject_hdr", "transfer arib-std-b67"),
-        ({"color_transfer": "ARIB_STD_B67"}, "reject_hdr", "transfer ARIB_STD_B67"),
+        ({"num_channels": 12}, "max_channels", "12 channels"),
+        ({"peak": 900.0}, "max_peak", "900 of full scale"),
+        ({"audio_duration_s": 9.5}, "max_sound_gap_s", "sound ends 7.500 s after the picture"),
+        (
+            {"audio_start_s": -6.0, "audio_duration_s": 8.0},
+            "max_sound_gap_s",
+            "sound starts 6.000 s before the picture",
+        ),
+        (
+            {"video_duration_s": 20.0, "num_frames": 480, "audio_duration_s": 8.0},
+            "max_sound_gap_s",
+            "sound ends 12.000 s before the picture",
+        ),
+        (
+            {"video_duration_s": 20.0, "num_frames": 480, "audio_start_s": 6.0, "audio_duration_s": 14.0},
+            "max_sound_gap_s",
+            "sound starts 6.000 s after the picture",
+        ),
     ],
 )
 def test_each_fault_is_rejected_by_its_option_with_what_was_measured(
     make_source: Maker, fields: dict[str, object], rule: str, measured: str
 ):
-    accepted, (reject,) = judge([make_source("a.mp4", **fields)], Limits())
-    assert accepted == []
+    (reject,) = judge_one(make_source("a.mp4", **fields), Limits())
     assert (reject.rule, reject.measured, reject.path) == (f"validate.{rule}", measured, "corpus/a.mp4")
     assert reject.limit
+
+
+@pytest.mark.parametrize(
+    ("setting", "fields", "measured", "limit"),
+    [
+        ({"hdr": "reject"}, {"color_transfer": "smpte2084"}, "transfer smpte2084", "an SDR transfer, or hdr: tone_map"),
+        ({"hdr": "reject"}, {"color_transfer": "ARIB_STD_B67"}, "transfer ARIB_STD_B67", "an SDR transfer, or hdr: tone_map"),
+        ({"dead_side": "reject"}, {"dead_side": "left"}, "the left side is silent", "sound on both, or dead_side: warn"),
+        ({"max_frame_jitter": 0.1}, {"frame_jitter": 0.5}, "intervals vary by 50.0%", "0.1"),
+        ({"max_true_peak_db": -1}, {"true_peak_db": 0.5}, "0.5 dB true peak", "-1 dB"),
+        ({"min_loudness_lufs": -45}, {"loudness_lufs": None}, "-70.0 LUFS", "-45 LUFS"),
+        ({"max_loudness_lufs": -5}, {"loudness_lufs": -3.0}, "-3.0 LUFS", "-5 LUFS"),
+        ({"max_clipped_share": 0.001}, {"clipped_share": 0.01}, "1.00% of the samples clip", "0.001"),
+        ({"max_silent_share": 0.5}, {"silent_share": 0.9}, "90.0% of the sound is silent", "0.5"),
+        ({"min_speech_share": 0.5}, {"speech_share": 0.1}, "10.0% of the sound is speech", "0.5"),
+        ({"max_speech_share": 0.1}, {"speech_share": 0.5}, "50.0% of the sound is speech", "0.1"),
+        ({"max_black_share": 0.5}, {"black_share": 0.9}, "90.0% of the frames are black", "0.5"),
+        ({"max_freeze_share": 0.5}, {"freeze_share": 0.9}, "90.0% of the frames repeat", "0.5"),
+        ({"max_letterbox_share": 0.1}, {"letterbox_share": 0.2}, "20.0% of the picture is bars", "0.1"),
+    ],
+)  # fmt: skip
+def test_a_limit_that_is_off_by_default_rejects_once_it_is_set(
+    make_source: Maker, setting: dict[str, object], fields: dict[str, object], measured: str, limit: str
+):
+    source = make_source("a.mp4", **fields)
+    assert judge_one(source, Limits()) == []
+    (reject,) = judge_one(source, Limits.model_validate(setting))
+    assert (reject.rule, reject.measured, reject.limit) == (f"validate.{next(iter(setting))}", measured, limit)
+
+
+def test_limits_on_sound_ask_nothing_of_a_source_without_any(make_source: Maker):
+    silent = make_source("a.mp4", audio_codec=None, num_channels=0, loudness_lufs=None, true_peak_db=None)
+    limits = Limits(
+        max_silent_share=0, min_speech_share=1, min_loudness_lufs=-20, max_true_peak_db=-9, max_sound_gap_s=0
+    )
+    assert judge_one(silent, limits) == []
+
+
+def test_a_sound_file_of_its_own_may_outlast_its_picture(make_source: Maker):
+    assert judge_one(make_source("a.mp4", sound_path="song.wav", audio_duration_s=200.0), Limits()) == []
+    assert judge_one(make_source("a.mp4", audio_duration_s=200.0), Limits(max_sound_gap_s=None)) == []
+
+
+def test_everything_that_is_wrong_is_named_and_not_the_first_alone(make_source: Maker):
+    bad = make_source("a.mp4", width=8, height=80, rotation_deg=10, peak=9.0)
+    rules = [reject.rule.removeprefix("validate.") for reject in judge_one(bad, Limits())]
+    assert rules == ["min_side_px", "max_peak", "max_aspect", "rotation"]
 
 
 @pytest.mark.parametrize(
@@ -55,27 +121,20 @@ def test_each_fault_is_rejected_by_its_option_with_what_was_measured(
     [{"width": 256}, {"height": 256}, {"video_duration_s": 22 / 24}, {"frame_rate": "8"}, {"width": 16, "height": 16}],
 )
 def test_limits_themselves_are_allowed(make_source: Maker, fields: dict[str, object]):
-    accepted, rejects = judge([make_source("a.mp4", **fields)], Limits(min_duration_s=0.916667))
-    assert (len(accepted), rejects) == (1, [])
+    assert judge_one(make_source("a.mp4", **fields), Limits(min_duration_s=0.916667)) == []
 
 
-def test_hdr_may_be_let_in_but_never_silently(make_source: Maker):
-    source = make_source("a.mkv", color_transfer="smpte2084", pixel_format="yuv420p10le")
-    limits = Limits(reject_hdr=False)
-    assert judge([source], limits)[1] == []
-    assert "smpte2084 transfer is not tone-mapped" in named(source, limits)["ten_bit"]
-
-
-def test_a_copy_is_rejected_and_the_first_path_stays(make_source: Maker):
-    first = make_source("a.mp4")
-    copy = first.model_copy(update={"path": "corpus/b.mp4"})
-    accepted, (reject,) = judge([copy, first], Limits())
-    assert [source.path for source in accepted] == ["corpus/a.mp4"]
-    assert (reject.rule, reject.path, reject.measured) == (
-        "validate.unique",
-        "corpus/b.mp4",
-        "same content as corpus/a.mp4",
-    )
+def test_a_caption_at_fault_is_replaced_cleaned_listed_or_costs_its_source_by_setting(make_source: Maker):
+    refusal = make_source("a.mp4", caption="I'm sorry, I cannot view videos.")
+    assert named(refusal)["caption_by_default"].startswith("refusal: ")
+    assert final_caption(refusal, Limits()) == "a video with sound"
+    dirty = make_source("b.mp4", caption="a cat\x07 \u202e purrs")
+    assert list(named(dirty)) == ["caption_cleaned"]
+    assert final_caption(dirty, Limits()) == "a cat purrs"
+    markup = make_source("c.mp4", caption="<b>a cat</b>")
+    assert named(markup) == {}
+    (reject,) = judge_one(markup, Limits(caption_actions={"markup": "reject"}))
+    assert (reject.rule, reject.measured) == ("validate.caption_actions.markup", "<b>")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +146,13 @@ def test_a_copy_is_rejected_and_the_first_path_stays(make_source: Maker):
         ({"audio_start_s": 2.5}, "silence", "never overlaps"),
         ({"num_channels": 1, "channel_layout": "mono"}, "mono_to_stereo", "both sides"),
         ({"num_channels": 6, "channel_layout": "5.1"}, "downmix", "6 channels (5.1)"),
+        ({"num_channels": 3, "channel_layout": None}, "downmix", "3 channels of unknown layout"),
+        ({"dead_side": "right"}, "dead_side", "the right side is silent"),
+        ({"num_video_streams": 2, "video_stream": 1}, "choose_stream", "picture is stream 1 of 2"),
+        ({"num_audio_streams": 3, "audio_stream": 2}, "choose_stream", "sound is stream 2 of 3"),
+        ({"sound_path": "a.wav"}, "other_sound", "from a.wav"),
+        ({"audio_duration_s": 3.0}, "trim_sound", "1000 ms after the picture"),
+        ({"color_transfer": "smpte2084"}, "tone_map", "smpte2084 to BT.709"),
         ({"frame_rate": "30000/1001"}, "retime", "29.970 fps (constant rate) to 24 fps"),
         ({"frame_jitter": 0.5}, "retime", "vary by 50%"),
         ({"rotation_deg": 90}, "rotate", "90 degrees clockwise"),
@@ -137,19 +203,3 @@ def test_the_share_cropped_is_what_a_centre_crop_loses(width: int, height: int):
     detail = resize_detail(source, ClipShape(height=32, width=64))
     kept = min(width, 2 * height) * min(height, width / 2) / (width * height)
     assert (detail is not None and "cropped" in detail) == (1 - kept > 0.01)
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from([None, "broken"]), st.floats(0, 3)), max_size=30))
-def test_every_source_is_accepted_or_rejected_and_none_is_both(rows: list[tuple[int, str | None, float]]):
-    sources = [
-        Source(
-            source_id=f"{content:016x}", sha256=f"{content:064x}", path=f"{number}.mp4", group="", size_bytes=1,
-            error=error, width=64, height=64, frame_rate="24", num_frames=48, video_duration_s=duration,
-        )
-        for number, (content, error, duration) in enumerate(rows)
-    ]  # fmt: skip
-    accepted, rejects = judge(sources, Limits())
-    assert sorted([item.path for item in accepted] + [item.path for item in rejects]) == sorted(
-        source.path for source in sources
-    )
-    assert len({source.source_id for source in accepted}) == len(accepted)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from data.expectations import Expectation, Outcome, frame, suite
+from data.asking import Expectation, Outcome
+from data.expectations import frame, suite
 from data.records import Source
-from data.rules import Limits
+from data.limits import Limits
 from tasks.judging import judge
 
 Maker = Callable[..., Source]
@@ -19,9 +20,12 @@ def good(make_source: Maker) -> list[Source]:
     return [make_source(f"{name}.mp4") for name in "abcdef"]
 
 
+HDR_REFUSED = Limits(hdr="reject")
+
+
 def failed(sources: list[Source]) -> dict[str, Outcome]:
     """Expectations of the suite that the sources fail, by name."""
-    return {item.name: item for item in judge(frame(sources), suite(Limits(), 3)) if not item.success}
+    return {item.name: item for item in judge(frame(sources, HDR_REFUSED), suite(HDR_REFUSED, 3)) if not item.success}
 
 
 def test_good_sources_meet_every_expectation_in_the_order_of_the_table(good: list[Source]):
@@ -36,12 +40,18 @@ BAD: dict[str, list[dict[str, object]]] = {
     "id_of_content": [{"source_id": "3f2a"}],
     "caption_known": [{"caption": None}],
     "long_enough": [{"video_duration_s": 0.1, "audio_duration_s": 0.1}],
-    "plausible_rate": [{"frame_rate": "1000"}, {"frame_rate": "0"}],
+    "not_fast": [{"frame_rate": "1000"}],
+    "not_slow": [{"frame_rate": "1"}],
     "tall_enough": [{"height": 8}],
     "wide_enough": [{"width": 8}],
     "quarter_turns": [{"rotation_deg": 45}],
     "known_layouts": [{"num_channels": 16}],
     "full_scale": [{"peak": 32768.0}],
+    "not_empty": [{"size_bytes": 0}],
+    "moves": [{"num_frames": 1, "header_num_frames": 1}],
+    "fits_memory": [{"width": 9000}],
+    "hdr_is_settled": [{"color_transfer": "smpte2084"}],
+    "rate_known": [{"sample_rate_hz": 12345}],
     "starts_together": [{"audio_start_s": 1.5}],
     "ends_together": [{"audio_duration_s": 0.5}, {"audio_duration_s": 0.9}],
     "caption_length": [{"caption": "x"}],

@@ -9,7 +9,7 @@ import pytest
 from data import files
 from data.records import DataRefused, Reject, Source, Treatment
 from tasks import validate
-from tasks.validate import Config, check_nothing_vanished, run
+from tasks.validate import Config, run
 
 Maker = Callable[..., Source]
 
@@ -19,7 +19,7 @@ def config_of(folder: Path, sources: list[Source], **options: object) -> Config:
     files.write_records(folder / "manifest.parquet", sources, Source)
     names = ("manifest", "accepted", "rejects", "treatments")
     paths: dict[str, object] = {name: folder / f"{name}.parquet" for name in names}
-    paths |= {"expectations": folder / "expectations.json", "docs": folder / "docs"}
+    paths |= {"expectations": folder / "expectations.json", "docs": folder / "docs", "work": folder / "work"}
     return Config.model_validate(paths | options)
 
 
@@ -52,10 +52,10 @@ def test_every_file_gets_a_verdict_and_the_same_bytes_every_time(
         "retime",
         "caption_by_default",
     ]
-    assert all(item["success"] for item in json.loads(config.expectations.read_text()))
-    assert (config.docs / "index.html").is_file()
+    assert all(item["success"] for item in json.loads(config.expectations.read_text())["outcomes"])
+    assert (config.docs / "manifest/index.html").is_file()
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-2] == "13 given = 11 accepted + 2 rejected (1 with retime, 9 as they are)"
+    assert lines[-3] == "13 given = 11 accepted + 2 rejected (1 with retime, 9 as they are)"
     assert lines[0].split("  ")[0] == "corpus/broken.mp4"
     assert [line for line in lines if "мяч" in line and "caption_by_default" in line]
 
@@ -77,12 +77,6 @@ def test_too_many_missing_captions_refuse_the_dataset_by_name(tmp_path: Path, mi
     assert config.expectations.is_file()
 
 
-def test_a_failed_critical_expectation_refuses_the_dataset(tmp_path: Path, make_source: Maker):
-    sources = [make_source(f"{number}.mp4", peak=1.0 if number else 900.0) for number in range(5)]
-    with pytest.raises(DataRefused, match=r"full_scale \(peak\): 1 of 5 rows.*corpus/0\.mp4"):
-        run(config_of(tmp_path, sources))
-
-
 def test_too_few_sources_refuse_the_dataset(tmp_path: Path, make_source: Maker):
     with pytest.raises(DataRefused, match="enough_sources: 1, expected min_value 3"):
         run(config_of(tmp_path, [make_source("a.mp4"), make_source("b.mp4", error="broken")]))
@@ -92,14 +86,8 @@ def test_a_failed_warning_is_only_written_down(tmp_path: Path, make_source: Make
     sources = [make_source(f"{number}.mp4", audio_codec=None, num_channels=0) for number in range(4)]
     config = config_of(tmp_path, sources)
     assert run(config).num_warnings == 1
-    (failed,) = [item for item in json.loads(config.expectations.read_text()) if not item["success"]]
+    (failed,) = [item for item in json.loads(config.expectations.read_text())["outcomes"] if not item["success"]]
     assert (failed["name"], failed["critical"], failed["measured"]) == ("mostly_sound", False, "0")
-
-
-def test_a_lost_source_is_noticed(make_source: Maker):
-    given = [make_source("a.mp4"), make_source("b.mp4")]
-    with pytest.raises(RuntimeError, match="1 accepted \\+ 0 rejected is not 2 given"):
-        check_nothing_vanished(given, given[:1], [])
 
 
 def test_no_half_written_output_is_left_when_killed_between_files(
@@ -114,6 +102,6 @@ def test_no_half_written_output_is_left_when_killed_between_files(
     with pytest.raises(KeyboardInterrupt):
         run(config)
     assert not config.accepted.exists()
-    assert not config.docs.exists()
+    assert not (config.docs / "manifest").exists()
     monkeypatch.undo()
     assert run(config).num_accepted == 11
