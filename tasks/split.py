@@ -43,6 +43,10 @@ class Config(Frozen):
     """Folder for the data card of each split, as JSON and as Markdown."""
     rejects: Path
     """Parquet of sources left out because they look like sources of two splits."""
+    expectations: Path
+    """JSON of what every expectation on the splits found."""
+    docs: Path
+    """Folder of the expectations' pages; those of the splits go to `splits/` in it."""
     seed: int = 0
     """Another seed is another draw."""
     val_share: float = Field(default=0.08, ge=0, lt=1)
@@ -70,7 +74,8 @@ def run(config: Config) -> Result:
     """Write the ledger, the three splits with their data cards, what was left out, and a summary with the proof.
 
     Raises:
-        DataRefused: fewer than three clusters of sources have clips, a split stays empty, or the splits leak.
+        DataRefused: fewer than three clusters of sources have clips, a split stays empty, the splits leak, or a
+            critical expectation fails.
     """
     columns = read_columns(config.clips)
     sources = by_source(columns, config.clips)
@@ -92,6 +97,7 @@ def run(config: Config) -> Result:
     leaks = leaks_of(config)
     if any(leaks.values()):
         raise DataRefused(f"{config.splits} leaks: {', '.join(f'{count} {name}' for name, count in leaks.items())}")
+    check_expectations(config)
     table = stratification(columns, sources["source_id"], drawn, config)
     write_cards(config, table)
     counts = {name: files.num_records(config.splits / f"{name}.parquet") for name in splits.SPLITS}
@@ -220,6 +226,20 @@ def leaks_of(config: Config) -> dict[str, int]:
             kinds[kind].append(compute.unique(values))
     totals = {kind: arrow.concat_arrays(parts) for kind, parts in kinds.items()}
     return {kind: len(values) - len(compute.unique(values)) for kind, values in totals.items()}
+
+
+def check_expectations(config: Config) -> None:
+    """Hold the clips of all splits against their expectations.
+
+    Raises:
+        DataRefused: a critical one fails.
+    """
+    from data import expectations
+    from tasks import judging
+
+    divided = {name: files.iter_records(config.splits / f"{name}.parquet", Clip) for name in splits.SPLITS}
+    table = expectations.splits_frame(divided)
+    judging.enforce("splits", table, expectations.splits_suite(table), config.expectations, config.docs)
 
 
 def stratification(columns: Any, source_id: Any, drawn: splits.Drawn, config: Config) -> list[dict[str, Any]]:
