@@ -48,6 +48,8 @@ STILL_LEVELS, STILL_SHARE = 12, 0.5
 GRADUAL = 0.06
 """How much less alike than either side of a cut the pictures either side of a gradual change must be: a camera that
 moves meanwhile makes them so too."""
+MOVED_ALONG = 0.85
+"""Correlation from which on a picture is another one moved; halfway through a dissolve of unlike ones it is 0.7."""
 DROP_S = 0.4
 """Least distance of vectors that are held against each other where nothing was proposed, s."""
 
@@ -94,7 +96,7 @@ def gradual(track: Track, proposals: Sequence[Proposal], known: Sequence[Proposa
     for item in sorted(proposals, key=lambda item: -item.strength):
         edges = np.array([edge for other in (*known, *kept) for edge in (other.first, other.last)], np.int64)
         apart = all(item.last < other.first or item.first > other.last for other in kept)
-        if apart and across(track, item, edges) < same and not stays(track, item):
+        if apart and across(track, item, edges) < same and not stays(track, item) and not pans(track, item):
             kept.append(item)
     return kept
 
@@ -242,6 +244,25 @@ def stays(track: Track, proposal: Proposal) -> bool:
     before, after = track.tiny_FHWC[[max(proposal.first - 1, 0), min(proposal.last, len(track.tiny_FHWC) - 1)]]
     moved = np.abs(before.astype(np.int16) - after).max(axis=2) > STILL_LEVELS
     return float(moved.mean()) < 1 - STILL_SHARE
+
+
+def pans(track: Track, proposal: Proposal) -> bool:
+    """Whether the picture before reaches the one after by moving along: halfway, a dissolve shows half of each."""
+    before, after = max(proposal.first - 1, 0), min(proposal.last, len(track.tiny_FHWC) - 1)
+    halves = track.tiny_FHWC[[before, (before + after) // 2, after]]
+    return min(shifted(halves[0], halves[1]), shifted(halves[1], halves[2])) >= MOVED_ALONG
+
+
+def shifted(left_HWC: NDArray[np.uint8], right_HWC: NDArray[np.uint8]) -> float:
+    """Best `alike` of what two tiny pictures have in common where one is moved by up to half its width and a third of its height."""
+    height, width = left_HWC.shape[:2]
+    best = -1.0
+    for down in range(-(height // 3), height // 3 + 1):
+        for along in range(-(width // 2), width // 2 + 1):
+            left = left_HWC[max(0, down) : height + down, max(0, along) : width + along]
+            right = right_HWC[max(0, -down) : height - down, max(0, -along) : width - along]
+            best = max(best, alike(left, right))
+    return best
 
 
 def across(track: Track, proposal: Proposal, marks: NDArray[np.int64]) -> float:

@@ -24,10 +24,10 @@ NUM_BITS, NUM_TABLES = 16, 12
 """Hyperplanes of a bucket and sets of buckets: two pictures 10 degrees apart share one with 0.996 probability."""
 MAX_BUCKET, NEAREST = 64, 16
 """In a bucket of more clips than the first, each is compared with this many neighbours along one more projection."""
-SAME_LAYOUT, SAME_VECTOR, SAME_MOVES, SAME_STILL = 0.9, 0.65, 0.85, 0.985
+SAME_LAYOUT, SAME_VECTOR, SAME_MOVES, SAME_STILL = 0.9, 0.65, 0.92, 0.985
 """Least products of the parts; the last is the layout's where nothing moves. Found on the sample world and footage,
 re-encoded, cropped and regraded (tests/data/test_duplicates.py)."""
-STILL_LEVELS = 1.0
+STILL_LEVELS = 1.5
 """Root-mean-square change of a tiny picture over a clip, levels of 255, below which nothing moves."""
 CHUNK = 4096
 """Pairs measured at once: 16 MB."""
@@ -108,7 +108,7 @@ def candidates(signatures_NP: NDArray[np.int8], table: int) -> NDArray[np.int64]
     for step in range(1, min(MAX_BUCKET, int(sizes.max())) + 1):
         left = places[(step <= reach) & (places + step < ends)]
         found.append(np.stack([order[left], order[left + step]], axis=1))
-    return np.concatenate(found)
+    return np.sort(np.concatenate(found), axis=1)
 
 
 def likeness(left_NP: NDArray[np.int8], right_NP: NDArray[np.int8]) -> NDArray[np.float32]:
@@ -116,7 +116,7 @@ def likeness(left_NP: NDArray[np.int8], right_NP: NDArray[np.int8]) -> NDArray[n
     layout = products(left_NP[:, :LAYOUT], right_NP[:, :LAYOUT])
     moves = products(left_NP[:, LAYOUT : LAYOUT + MOVES], right_NP[:, LAYOUT : LAYOUT + MOVES])
     vector = products(left_NP[:, LAYOUT + MOVES :], right_NP[:, LAYOUT + MOVES :])
-    stills = ~left_NP[:, LAYOUT : LAYOUT + MOVES].any(axis=1) | ~right_NP[:, LAYOUT : LAYOUT + MOVES].any(axis=1)
+    stills = ~left_NP[:, LAYOUT : LAYOUT + MOVES].any(axis=1) & ~right_NP[:, LAYOUT : LAYOUT + MOVES].any(axis=1)
     moving = (layout >= SAME_LAYOUT) & (moves >= SAME_MOVES) & (vector >= SAME_VECTOR)
     return np.where(moving | (stills & (layout >= SAME_STILL)), layout, 0).astype(np.float32)
 

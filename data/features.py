@@ -252,8 +252,7 @@ def change(before_HWC: NDArray[np.uint8], after_HWC: NDArray[np.uint8]) -> float
 
 def is_black(grey_HW: NDArray[np.uint8]) -> bool:
     """Whether nearly all of a picture is dark."""
-    dark = grey_HW.size - cv.countNonZero(cv.compare(grey_HW, BLACK_LEVEL - 1, cv.CMP_GT))
-    return dark >= BLACK_SHARE * grey_HW.size
+    return int(np.count_nonzero(grey_HW < BLACK_LEVEL)) >= BLACK_SHARE * grey_HW.size
 
 
 def black_bars(grey_HW: NDArray[np.uint8]) -> tuple[float, float, float, float]:
