@@ -42,7 +42,7 @@ FILE_NAME = re.compile(
     r"|^\W*(img|dsc|vid|mov|gopr|pxl|mvi|dji|clip|video|untitled|screen recording)[\W_]*\d[\d\W_]*$",
     re.IGNORECASE,
 )
-MARKUP = re.compile(r"<\s*/?\s*[a-z!][^<>]*>|&(#\d+|#x[0-9a-f]+|[a-z]{2,8});|\{\\[a-z]", re.IGNORECASE)
+MARKUP = re.compile(r"</?[a-z!][^<>]*>|&(#\d+|#x[0-9a-f]+|[a-z]{2,8});|\{\\[a-z]", re.IGNORECASE)
 FORMULA = re.compile(r"^\s*[=@+\-]\s*[A-Za-z(|\"']|^\s*[\t\r]")
 """What a spreadsheet would run: a text that begins like a formula."""
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufffd]")

@@ -15,8 +15,8 @@ PIPELINE = (
 )
 """One DVC stage, one section of `params.yaml`, one file of this folder and one Prefect task each."""
 
-MAKERS = ("sample", "base")
-"""Verbs that make what the repository demonstrates itself with: the sample corpus and the tiny base model."""
+MAKERS = ("sample", "base", "caption")
+"""Verbs beside the pipeline: they make the sample corpus, the tiny base model, and captions for videos without."""
 
 LOOKERS = {"inspect": ("ingest", "validate", "cut")}
 """Verbs that only look and print, and the sections of `params.yaml` whose settings they look by; no stages of DVC."""
