@@ -25,7 +25,7 @@ REACH = 12
 """Samples on each side that an interpolated value is made of; with a Kaiser window of `BETA`, sines up to 0.4 of the
 rate keep their height within 0.1 dB (tested)."""
 BETA = 6.0
-STRIDE = 64
+STRIDE = 128
 """Samples filtered by one matrix product: a balance of the products and the steps between them."""
 SILENT_PEAK = 1e-9
 """Below this a piece changes no measurement: -180 dB."""
