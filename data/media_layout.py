@@ -44,7 +44,9 @@ class Orientation:
 def orientation(frame: VideoFrame) -> Orientation:
     """What the frame's display matrix asks for; decoders do not apply it."""
     try:
-        kinds = cast(Iterable[Buffer], list(frame.side_data))  # the library's stub says a dictionary; it iterates over values
+        kinds = cast(
+            Iterable[Buffer], list(frame.side_data)
+        )  # the library's stub says a dictionary; it iterates over values
     except ValueError:  # it stumbles over kinds newer than itself, as EXIF; this way round a mirror is missed
         return Orientation(round(-frame.rotation / 90) % 4)
     for item in kinds:
