@@ -5,6 +5,7 @@ PIPELINE = (
     "validate",
     "cut",
     "split",
+    "browse",
     "encode",
     "plan",
     "train",

@@ -30,6 +30,7 @@ Verb = Literal[
     "validate",
     "cut",
     "split",
+    "browse",
     "encode",
     "plan",
     "train",

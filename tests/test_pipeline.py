@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[1]
 STAGES = (
-    *("sample", "ingest", "validate", "cut", "split", "encode", "plan"),
+    *("sample", "ingest", "validate", "cut", "split", "browse", "encode", "plan"),
     *("train@easy", "train@all", "evaluate", "gate", "register", "generate"),
 )
 AFTER_TRAIN_ALL = STAGES[STAGES.index("train@all") :]

@@ -1,0 +1,215 @@
+"""The page about the data: drawings as SVG, tables, and the clips as data for its script. No request leaves it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from data import cards
+from data.files import num_records
+from data.splits import SPLITS
+
+if TYPE_CHECKING:
+    from tasks.browse import Config
+
+TEMPLATE = Path(__file__).parent / "browse.html.j2"
+WIDTH, NODE, GAP, LABEL = 560, 12, 14, 132
+"""Width of a drawing, of a node, between nodes, and kept free for the last labels, px."""
+HEIGHT, SMALLEST = 190, 3.0
+"""Height of all nodes of a column together, and of the smallest, px."""
+HISTOGRAM_HEIGHT = 120
+ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""What could end a script, or a line of it, inside JSON."""
+
+
+class Page(NamedTuple):
+    """Everything the page shows."""
+
+    config: Config
+    counts: Mapping[str, int]
+    items: Sequence[Mapping[str, Any]]
+    rejects: Sequence[Mapping[str, Any]]
+    rules: Sequence[Mapping[str, Any]]
+    treatments: Mapping[str, int]
+
+
+class Node(NamedTuple):
+    """One bar of a flow drawing."""
+
+    name: str
+    num: int
+    kind: str
+    """Style class."""
+
+
+def render(page: Page) -> str:
+    """The page's HTML."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    config, counts = page.config, page.counts
+    known = [read_card(config.cards / f"{name}.json") for name in SPLITS]
+    summary = cast("dict[str, Any]", json.loads((config.splits / "summary.json").read_text(encoding="utf-8")))
+    return template.render(
+        counts=counts, rejects=page.rejects, rules=page.rules, treatments=page.treatments, cards=known,
+        histograms=[(item.name, item.unit, histogram(item.name, known)) for item in known[0].histograms],
+        flows=flows(counts), summary=summary, groups=by_group(summary), suites=suites(config),
+        num_rejects=sum(num_records(path) for path in config.rejects), problems=problems(counts),
+        report=link(config.report, config.pages), card_links={n: link(config.cards / f"{n}.md", config.pages) for n in SPLITS},
+        data=script_json(list(page.items)), names=list(SPLITS), num_items=len(page.items),
+    )  # fmt: skip
+
+
+def script_json(value: object) -> str:
+    """JSON that stands inside a script element, whatever its texts hold."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return "".join(ESCAPES.get(char, char) for char in text)
+
+
+def read_card(path: Path) -> cards.Card:
+    """The data card of a split."""
+    return cards.Card.model_validate_json(path.read_bytes())
+
+
+def link(target: Path, pages: Path) -> str:
+    """Where a page lies, seen from ours."""
+    return Path(os.path.relpath(target, pages)).as_posix()
+
+
+def suites(config: Config) -> list[dict[str, Any]]:
+    """Of every suite: how many of its expectations hold, those that do not, and its pages."""
+    rows: list[dict[str, Any]] = []
+    for path in config.expectations:
+        found = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        broken = [item for item in found["outcomes"] if not item["success"]]
+        page = link(config.docs / str(found["suite"]) / "index.html", config.pages)
+        rows.append({"name": found["suite"], "total": len(found["outcomes"]), "broken": broken, "page": page})
+    return rows
+
+
+def problems(counts: Mapping[str, int]) -> list[str]:
+    """Sums that do not come out; on a good day there is none."""
+    sums = {
+        f"{counts['given']} given, but {counts['accepted']} accepted + {counts['rejected']} rejected": counts["given"]
+        - counts["accepted"]
+        - counts["rejected"],
+        f"{counts['left_out']} clips left out by `split`": min(counts["left_out"], 0),
+    }
+    return [text for text, rest in sums.items() if rest]
+
+
+def by_group(summary: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Rows of the stratification, by group."""
+    rows = cast("list[Mapping[str, Any]]", summary["stratification"])
+    names = list(dict.fromkeys(str(row["group"]) for row in rows))
+    return [(name, [row for row in rows if row["group"] == name]) for name in names]
+
+
+def flows(counts: Mapping[str, int]) -> list[tuple[str, str, str]]:
+    """Title, words and drawing of the way of files, and of clips."""
+    treated, accepted = counts["treated"], counts["accepted"]
+    sources = [
+        [Node("given", counts["given"], "ink")],
+        [
+            Node("as they are", accepted - treated, "good"),
+            Node("treated", treated, "mild"),
+            Node("left out", counts["rejected"], "bad"),
+        ],
+    ]
+    spans = [
+        [Node("spans", counts["spans"], "ink")],
+        [Node("clips", counts["clips"], "good"), Node("filtered", counts["filtered"], "bad")],
+        [
+            *(Node(name, counts[name], name) for name in SPLITS),
+            *([Node("in no split", counts["left_out"], "bad")] if counts["left_out"] else []),
+        ],
+    ]
+    gave = f"{counts['with_clips']} of {accepted} accepted files gave clips"
+    extra = f"; {counts['references']} references beside them" if counts["references"] else ""
+    return [
+        (
+            "Files",
+            f"{counts['given']} given = {accepted} accepted + {counts['rejected']} left out{extra}.",
+            flow(sources),
+        ),
+        (
+            "Clips",
+            f"{gave}: {counts['spans']} spans = {counts['clips']} clips + {counts['filtered']} filtered.",
+            flow(spans),
+        ),
+    ]
+
+
+def flow(columns: Sequence[Sequence[Node]]) -> str:
+    """Bars in columns, each column fed by the first bar of the one before."""
+    total = max(1, *(sum(node.num for node in column) for column in columns))
+    step = (WIDTH - LABEL - NODE) / max(1, len(columns) - 1)
+    bottom = max((len(column) - 1) * GAP for column in columns) + HEIGHT
+    parts: list[str] = []
+    fed_at = 0.0
+    for place, column in enumerate(columns):
+        x, y, source = place * step, 0.0, fed_at
+        for node in column:
+            tall = height(node.num, total)
+            if place:
+                parts.append(ribbon(x - step + NODE, source, x, y, tall, node.kind))
+            last = place == len(columns) - 1
+            parts.append(
+                f'<rect class="{node.kind}" x="{x:.1f}" y="{y:.1f}" width="{NODE}" height="{tall:.1f}" rx="2"/>'
+            )
+            at = x + NODE + 8
+            anchor = y + min(tall / 2, 60) + 4 if last or place else y + 18
+            parts.append(f'<text x="{at:.1f}" y="{anchor:.1f}"><tspan class="n">{node.num}</tspan> {node.name}</text>')
+            source += tall
+            y += max(tall, 12) + GAP
+        fed_at = 0.0
+    return (
+        f'<svg class="flow" viewBox="0 0 {WIDTH} {bottom + 8:.0f}" role="img" aria-hidden="true">{"".join(parts)}</svg>'
+    )
+
+
+def height(count: int, total: int) -> float:
+    """Of a bar, px: in proportion, yet seen."""
+    return max(SMALLEST, HEIGHT * count / total) if count else 1.0
+
+
+def ribbon(x0: float, y0: float, x1: float, y1: float, tall: float, kind: str) -> str:
+    """A band from one bar to another."""
+    middle = (x0 + x1) / 2
+    top = f"M{x0:.1f},{y0:.1f} C{middle:.1f},{y0:.1f} {middle:.1f},{y1:.1f} {x1:.1f},{y1:.1f}"
+    back = f"L{x1:.1f},{y1 + tall:.1f} C{middle:.1f},{y1 + tall:.1f} {middle:.1f},{y0 + tall:.1f} {x0:.1f},{y0 + tall:.1f} Z"
+    return f'<path class="band {kind}" d="{top} {back}"/>'
+
+
+def histogram(name: str, known: Sequence[cards.Card]) -> str:
+    """Clips by value, the splits stacked."""
+    own = [next(item for item in card.histograms if item.name == name) for card in known]
+    labels = [label for label, _ in cards.bins(own[0].model_copy(update={"counts": (1,) * len(own[0].counts)}))]
+    totals = [sum(item.counts[place] for item in own) for place in range(len(labels))]
+    held = [place for place, count in enumerate(totals) if count]
+    if not held:
+        return ""
+    first, last, largest = held[0], held[-1], max(totals)
+    wide = WIDTH / 2 / max(4, last - first + 1)
+    parts: list[str] = []
+    for number, place in enumerate(range(first, last + 1)):
+        y = HISTOGRAM_HEIGHT + 14.0
+        x = number * wide
+        for split, item in zip(SPLITS, own, strict=True):
+            tall = HISTOGRAM_HEIGHT * item.counts[place] / largest
+            y -= tall
+            if item.counts[place]:
+                parts.append(
+                    f'<rect class="{split}" x="{x + 2:.1f}" y="{y:.1f}" width="{wide - 4:.1f}" height="{tall:.1f}"/>'
+                )
+        parts.append(f'<text class="n" x="{x + wide / 2:.1f}" y="{y - 3:.1f}">{totals[place] or ""}</text>')
+        parts.append(
+            f'<text x="{x + wide / 2:.1f}" y="{HISTOGRAM_HEIGHT + 28}">{labels[place].replace("<", "&lt;")}</text>'
+        )
+    missing = sum(item.num_missing for item in own)
+    note = f'<text class="none" x="{WIDTH / 2 - 4:.0f}" y="12">{missing} without</text>' if missing else ""
+    return f'<svg class="bars" viewBox="0 0 {WIDTH / 2:.0f} {HISTOGRAM_HEIGHT + 34}">{"".join(parts)}{note}</svg>'
