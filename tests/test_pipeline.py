@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from data.files import sha256
+from tasks import PIPELINE
 from tasks.summary import JOURNAL, Journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
