@@ -18,6 +18,7 @@ from data.records import Clip, ClipShape, Frozen
 from data.workers import Lost, map_isolated
 
 if TYPE_CHECKING:
+    from data.expectations import LatentFacts
     from data.latents import Arrays, LatentRow
     from models.families import Family, Frames
 
@@ -34,6 +35,10 @@ class Config(Frozen):
     """Model whose autoencoders and text side encode, a diffusers folder."""
     latents: Path
     """Where the latent store goes."""
+    expectations: Path
+    """JSON of what every expectation on the latents found."""
+    docs: Path
+    """Folder of Great Expectations' pages; the latents' are in `latents/`."""
     shape: ClipShape
     """What one clip is: frames, rate, size, sound rate."""
     num_workers: int = Field(default=2, gt=0)
@@ -54,12 +59,14 @@ def run(config: Config) -> Path:
     Raises:
         ValueError: the shape is not on the model's grid.
         RuntimeError: no model in `base`, or no split.
+        DataRefused: a critical expectation on the latents failed; nothing is written then but the evidence.
     """
     from data.latents import fingerprint_of, write_index
     from models.families import load_family
 
     clips = read_splits(config.splits)
-    load_family(config.base).check(config.shape)
+    family = load_family(config.base)
+    family.check(config.shape)
     parts = {
         "encoders": {
             name: sha256(config.base / name) for name in ("vae", "audio_vae", "text_encoder", "tokenizer", "processor")
@@ -82,6 +89,7 @@ def run(config: Config) -> Path:
                 raise RuntimeError(f"shard {left[index].path.name}: {answer.reason}; lower encode.num_workers")  # noqa: TRY004 # an accident
             progress.update(len(left[index].members))
     rows = [row for name, members in parts_of for row in index_rows(work / name, name, members)]
+    judge(config, rows, clips, family.latent_shapes(config.shape), work)
     with whole(config.latents) as temporary:
         temporary.mkdir()
         for name in {row.shard for row in rows}:
@@ -90,6 +98,49 @@ def run(config: Config) -> Path:
         write_index(temporary, sorted(rows, key=lambda row: row.clip_id), fingerprint, parts)
     remove(config.work)
     return config.latents
+
+
+def judge(
+    config: Config,
+    rows: list[LatentRow],
+    clips: list[tuple[str, Clip]],
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    work: Path,
+) -> None:
+    """Hold the latents against their expectations.
+
+    Raises:
+        DataRefused: a critical one failed.
+    """
+    from data import expectations
+    from tasks import judging
+
+    table = expectations.latents_frame(rows, (clip for _, clip in clips), facts(rows, shapes, work))
+    judging.enforce("latents", table, expectations.latents_suite(), config.expectations, config.docs)
+
+
+def facts(rows: list[LatentRow], shapes: tuple[tuple[int, ...], tuple[int, ...]], work: Path) -> dict[str, LatentFacts]:
+    """What the arrays of every clip really hold, read back from the written shards."""
+    import numpy as np
+    from safetensors import safe_open
+
+    from data.expectations import LatentFacts
+
+    found: dict[str, LatentFacts] = {}
+    for name in sorted({row.shard for row in rows}):
+        with cast(Any, safe_open(work / name, framework="numpy")) as tensors:
+            names = sorted(cast(list[str], tensors.keys()))
+            for row in (row for row in rows if row.shard == name):
+                own = [key for key in names if key.startswith(f"{row.clip_id}/")]
+                arrays = {key.partition("/")[2]: tensors.get_tensor(key) for key in own}
+                floats = [array for key, array in arrays.items() if not key.startswith("tags.")]
+                found[row.clip_id] = LatentFacts(
+                    finite=all(bool(np.isfinite(array).all()) for array in floats),
+                    as_planned=(arrays["video"].shape, arrays["audio"].shape) == shapes,
+                    dtype="/".join(sorted({str(array.dtype) for array in floats})),
+                    has_audio=row.has_audio and bool(arrays["audio"].std() > 0),
+                )
+    return found
 
 
 class Part(NamedTuple):

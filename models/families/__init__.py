@@ -69,6 +69,10 @@ class Family(Protocol):
         """Raise ValueError where the shape is not on the family's grid."""
         ...
 
+    def latent_shapes(self, shape: ClipShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes of a clip's latents by formula: picture (C, F, H, W), sound (2, C, T)."""
+        ...
+
     def encode_clip(self, frames_FHWC: Frames, waveform_CT: Waveform) -> tuple[Tensor, Tensor]:
         """Normalised latents of a clip: picture (C, F, H, W) and sound (2, C, T)."""
         ...

@@ -91,6 +91,14 @@ class H3:
 
     # -- autoencoders --------------------------------------------------------------------------------------------------
 
+    def latent_shapes(self, shape: ClipShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes of a clip's latents by formula: picture (C, F, H, W), sound (2, C, T)."""
+        vae, audio_vae = self._parts["vae"], self._parts["audio_vae"]
+        ratio = vae.spatial_compression_ratio
+        frames = video_latent_num_frames(shape.num_frames, vae.config.clip_length, vae.tokens_chunk_size)
+        video = (vae.config.latent_channels, frames, shape.height // ratio, shape.width // ratio)
+        return video, (2, audio_vae.config.latent_channels, audio_latent_num_frames(shape.num_frames))
+
     @torch.no_grad()
     def encode_clip(self, frames_FHWC: Frames, waveform_CT: Waveform) -> tuple[Tensor, Tensor]:
         """Normalised latents by posterior mode: picture (C, F, H, W) and sound (2, C, T)."""
@@ -243,18 +251,13 @@ class H3:
     ) -> tuple[Tensor, Tensor]:
         """Denoise one request with the stock scheduler pair; noise is drawn in the stock order from `seed`."""
         generator = torch.Generator().manual_seed(seed)
-        vae = self._parts["vae"]
-        ratio = vae.spatial_compression_ratio
-        frames = video_latent_num_frames(shape.num_frames, vae.config.clip_length, vae.tokens_chunk_size)
-        grid = (frames, shape.height // ratio, shape.width // ratio)
-        num_audio = audio_latent_num_frames(shape.num_frames)
-        layout = self.layout(condition.tags_S, grid, num_audio, condition.mode)
+        (num_channels, *grid), (_, num_audio_channels, num_audio) = self.latent_shapes(shape)
+        layout = self.layout(condition.tags_S, (grid[0], grid[1], grid[2]), num_audio, condition.mode)
         keyframes = (
             self.pinned_keyframes(condition.keyframes_KCHW[None], generator) if layout.num_condition_rows else None
         )
-        channels = (vae.config.latent_channels, self._parts["audio_vae"].config.latent_channels)
-        video = self.video_rows(torch.randn(1, channels[0], *grid, generator=generator).to(self._device))
-        audio = torch.randn(2 * num_audio, channels[1], generator=generator)[None].to(self._device)
+        video = self.video_rows(torch.randn(1, num_channels, *grid, generator=generator).to(self._device))
+        audio = torch.randn(2 * num_audio, num_audio_channels, generator=generator)[None].to(self._device)
         schedulers = (self._parts["scheduler"], self._parts["audio_scheduler"])
         for scheduler in schedulers:
             scheduler.set_timesteps(num_inference_steps)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from data.files import sha256, write_records
 from data.latents import LatentStore
 from data.media import write_mp4
-from data.records import Clip, ClipShape
+from data.records import Clip, ClipShape, DataRefused
 from data.world import scene
 from tasks import encode
 from tasks.encode import Config, run
@@ -36,7 +37,8 @@ def config_of(folder: Path, base: Path, clips: Sequence[Clip], **changes: Any) -
     splits = {"train": clips[:-1], "val": clips[:0], "test": clips[-1:]}
     for name, rows in splits.items():
         write_records(folder / "splits" / f"{name}.parquet", rows, Clip)
-    paths = {"splits": folder / "splits", "base": base, "latents": folder / "latents", "work": folder / "work"}
+    names = ("splits", "latents", "work", "docs")
+    paths = {name: folder / name for name in names} | {"base": base, "expectations": folder / "expectations.json"}
     return Config.model_validate({**paths, "shape": SHAPE, "clips_per_shard": 1, "num_workers": 1, **changes})
 
 
@@ -116,3 +118,23 @@ def test_a_shape_off_the_grid_is_refused_before_anything_is_encoded(
     with pytest.raises(ValueError, match="num_frames"):
         run(config_of(tmp_path, base, clips, shape=SHAPE.model_copy(update={"num_frames": 24})))
     assert not pool.encoded
+
+
+def test_latents_that_are_no_numbers_are_refused_by_name(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoilt(family: Any, clip: Clip, shape: ClipShape) -> dict[str, Any]:
+        arrays = honest(family, clip, shape)
+        if clip.source_id == "silent":
+            arrays["video"][0, 0, 0, 0] = np.nan
+        return arrays
+
+    honest = encode.encode
+    monkeypatch.setattr(encode, "encode", spoilt)
+    config = config_of(tmp_path, base, clips)
+    with pytest.raises(DataRefused, match=r"latent_finite.*silent-000000") as refused:
+        run(config)
+    assert "bell-000000" not in str(refused.value)
+    assert not config.latents.exists()
+    found = json.loads(config.expectations.read_text())
+    assert [item["name"] for item in found["outcomes"] if not item["success"]] == ["latent_finite"]
