@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -153,6 +154,7 @@ def outcome(expectation: Expectation, found: dict[str, Any]) -> Outcome:
         measured = f"{num_unexpected} of {result.get('element_count', 0)} rows"
     column = expectation.options.get("column")
     limit = ", ".join(f"{key} {value}" for key, value in expectation.options.items() if key != "column")
+    words = re.sub(r"(?<!^)(?=[A-Z])", " ", expectation.kind).lower()  # of those that have no number for a limit
     return Outcome(
         name=expectation.name,
         kind=expectation.kind,
@@ -160,7 +162,7 @@ def outcome(expectation: Expectation, found: dict[str, Any]) -> Outcome:
         critical=expectation.critical,
         success=bool(found["success"]),
         measured=measured,
-        limit=limit,
+        limit=limit or words,
         num_unexpected=num_unexpected,
         unexpected=tuple(sorted({" ".join(str(row[key]) for key in NAMING if key in row) for row in rows})),
         why=expectation.why,

@@ -1,16 +1,30 @@
 from __future__ import annotations
 
+import json
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from data.asking import Expectation, Outcome
-from data.expectations import frame, suite
-from data.records import Source
+from data.expectations import (
+    VERSION,
+    LatentFacts,
+    clips_frame,
+    clips_suite,
+    frame,
+    latents_frame,
+    latents_suite,
+    splits_frame,
+    splits_suite,
+    suite,
+)
+from data.latents import LatentRow
 from data.limits import Limits
-from tasks.judging import judge
+from data.records import Clip, ClipShape, DataRefused, Source
+from tasks.judging import enforce, judge
 
 Maker = Callable[..., Source]
 
@@ -100,3 +114,134 @@ def test_pages_are_written_and_logging_is_left_as_it_was(good: list[Source], tmp
     judge(frame(good), suite(Limits(), 3)[:2], tmp_path / "docs")
     assert "manifest" in (tmp_path / "docs/index.html").read_text()
     assert logging.root.manager.disable == before
+
+
+def by_name(outcomes: list[Outcome]) -> dict[str, Outcome]:
+    return {item.name: item for item in outcomes if not item.success}
+
+
+CLIP = ClipShape()
+BAD_CLIPS: dict[str, dict[str, object]] = {
+    "id_of_source": {"clip_id": "ffffffffffffffff-000000"},
+    "id_of_place": {"clip_id": "a-000000"},
+    "ends_after_start": {"start_s": 2.0, "end_s": 2.0},
+    "starts_in_picture": {"start_s": -1.0, "end_s": -1.0 + 22 / 24},
+    "length_of_shape": {"end_s": 3.0},
+    "clip_caption_known": {"caption": ""},
+    "boundary_score_share": {"boundary_score": 1.5},
+    "luma_share": {"luma": 300.0},
+    "flow_rises": {"motion_p50": 0.9},
+    "sharpness_positive": {"sharpness_p90": -1.0},
+    "blur_share": {"motion_blur_index": 2.0},
+    "black_is_share": {"black_share": 2.0},
+    "freeze_is_share": {"freeze_share": 2.0},
+    "bars_are_share": {"letterbox_share": 2.0},
+    "silence_is_share": {"silent_share": 2.0},
+    "speech_is_share": {"speech_share": 2.0},
+    "text_is_share": {"text_share": 2.0},
+    "dnsmos_scale": {"dnsmos": 7.0},
+    "no_cut_inside": {"residual_cuts": 2},
+}
+"""Expectation → fields of a clip that break it."""
+
+
+def test_each_bad_clip_breaks_its_expectation_and_is_named(make_clip: Callable[..., Clip]):
+    ids = [f"{number:016x}" for number in range(40)]
+    good = [make_clip(source_id, caption=f"clip {source_id}") for source_id in ids]
+    outcomes = judge(clips_frame(good, CLIP), clips_suite(CLIP), name="clips")
+    assert by_name(outcomes) == {}
+    bad = {
+        name: make_clip(f"{number + 100:016x}", **({"caption": name} | fields))
+        for number, (name, fields) in enumerate(BAD_CLIPS.items())
+    }
+    found = by_name(judge(clips_frame([*good, *bad.values()], CLIP), clips_suite(CLIP), name="clips"))
+    assert set(bad) <= set(found)
+    rows = {name: clip for name, clip in bad.items() if name != "no_cut_inside"}
+    assert all(f"{clip.clip_id} {clip.path}" in found[name].unexpected for name, clip in rows.items())
+    assert set(found) - set(bad) <= {"length_of_shape"}
+
+
+def test_a_leak_of_source_cluster_or_file_is_named_and_a_clean_split_is_not(make_clip: Callable[..., Clip]):
+    clips = {name: [make_clip(f"{place}{number:015x}", group="g", licence="CC0-1.0") for number in range(size)]
+             for place, (name, size) in enumerate((("train", 8), ("val", 2), ("test", 2)))}  # fmt: skip
+    clean = splits_frame(clips)
+    assert by_name(judge(clean, splits_suite(clean), name="splits")) == {}
+    train, test = clips["train"][0], clips["test"][0]
+    twin = make_clip("f" * 16, 3, cluster=train.cluster, path=test.path)
+    again = make_clip(train.source_id, 9, path="elsewhere.mp4")
+    leaky = splits_frame(clips | {"val": [*clips["val"], twin, again]})
+    found = by_name(judge(leaky, splits_suite(leaky), name="splits"))
+    assert f"{again.clip_id} {again.path}" in found["source_in_one_split"].unexpected
+    assert f"{twin.clip_id} {twin.path}" in found["lookalikes_in_one_split"].unexpected
+    assert f"{test.clip_id} {test.path}" in found["file_in_one_split"].unexpected
+    missing = splits_frame({"train": clips["train"], "val": clips["val"], "test": []})
+    assert "splits_there" in by_name(judge(missing, splits_suite(missing), name="splits"))
+
+
+def test_a_split_of_another_mix_than_the_whole_is_told_with_its_divergence(make_clip: Callable[..., Clip]):
+    groups = {"train": ["a"] * 45 + ["b"] * 45, "val": ["a"] * 5 + ["b"] * 5, "test": ["b"] * 10}
+    clips = {name: [make_clip(f"{name[:2]}{number}", group=group) for number, group in enumerate(members)]
+             for name, members in groups.items()}  # fmt: skip
+    table = splits_frame(clips)
+    found = by_name(judge(table, splits_suite(table), name="splits"))
+    assert "group_train_as_whole" not in found
+    assert math.isclose(float(found["group_test_as_whole"].measured), math.log(110 / 60), rel_tol=1e-4)
+    assert not found["group_test_as_whole"].critical
+
+
+def test_latents_that_are_missing_broken_or_of_other_clips_are_named(make_clip: Callable[..., Clip]):
+    clips = [make_clip(f"{number:016x}") for number in range(6)]
+    rows = [
+        LatentRow(
+            clip_id=clip.clip_id, source_id=clip.source_id, split="train", group="", has_audio=True, shard="s-0.safetensors",
+            modes="t2va", layout="1", num_tokens=9,
+        )
+        for clip in clips
+    ]  # fmt: skip
+    facts = {clip.clip_id: LatentFacts(finite=True, as_planned=True, dtype="float32", has_audio=True) for clip in clips}
+    good = judge(latents_frame(rows, clips, facts), latents_suite(), name="latents")
+    assert by_name(good) == {}
+    changed = {0: {"finite": False}, 1: {"as_planned": False}, 2: {"dtype": "int8"}, 3: {"has_audio": False}}
+    broken = facts | {
+        clips[place].clip_id: facts[clips[place].clip_id]._replace(**change) for place, change in changed.items()
+    }
+    stranger = rows[0].model_copy(update={"clip_id": "stranger"})
+    found = by_name(judge(latents_frame([*rows[:5], stranger], clips, broken), latents_suite(), name="latents"))
+    assert {name: [row.split()[0] for row in item.unexpected] for name, item in found.items()} == {
+        "all_encoded": [clips[5].clip_id],
+        "no_strangers": ["stranger"],
+        "latent_finite": [clips[0].clip_id],
+        "latent_shape": [clips[1].clip_id],
+        "latent_dtype": [clips[2].clip_id],
+        "sound_agrees": [clips[3].clip_id],
+    }
+
+
+def test_enforce_writes_answers_and_pages_and_refuses_with_the_rows(good: list[Source], tmp_path: Path):
+    answers, docs = tmp_path / "answers.json", tmp_path / "docs"
+    table, asked = frame(good), suite(Limits(), 3)
+    assert len(enforce("manifest", table, asked, answers, docs)) == len(asked)
+    first = json.loads(answers.read_text())
+    assert (first["suite"], first["version"], first["num_rows"], len(first["outcomes"])) == (
+        "manifest",
+        VERSION,
+        6,
+        len(asked),
+    )
+    assert (docs / "manifest/index.html").is_file()
+    small = [*good[:5], good[5].model_copy(update={"height": 4})]
+    with pytest.raises(
+        DataRefused, match=rf"manifest: .*tall_enough \(height\): 1 of 6 rows.*{good[5].source_id} corpus/f"
+    ):
+        enforce("manifest", frame(small), asked, answers, docs)
+    assert [item["name"] for item in json.loads(answers.read_text())["outcomes"] if not item["success"]] == [
+        "tall_enough"
+    ]
+    with pytest.raises(DataRefused, match="manifest: too few captions"):
+        enforce("manifest", table, asked, answers, docs, also=["too few captions"])
+
+
+def test_losing_more_sources_than_allowed_since_last_time_is_refused(good: list[Source]):
+    asked = suite(Limits(), 3, previous=7, max_lost=0.1)
+    assert by_name(judge(frame(good), asked))["few_are_lost"].limit == "min_value 7"
+    assert by_name(judge(frame(good), suite(Limits(), 3, previous=6, max_lost=0.1))) == {}
