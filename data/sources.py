@@ -113,6 +113,16 @@ def given_by(source: str | Path, reading: Reading | None = None) -> Iterator[Giv
         raise ValueError(f"ingest.source = {place} is neither a folder nor a table ({', '.join(TABLES)})")
 
 
+def given_file(file: str) -> Given:
+    """One file with the words, references and sound beside it; errors as in a folder."""
+    if remote.is_remote(file):
+        return _named(file, file.rpartition("/")[0], Reading())
+    place = os.path.abspath(remote.plain(file))  # noqa: PTH100  # resolve() would follow links
+    root, _, name = place.rpartition("/")
+    names = {item.name for item in _scan(root or "/")} if os.path.isdir(root or "/") else {name}  # noqa: PTH112
+    return _in_company(root or "/", place, names, _companions(names).get(PurePosixPath(name).stem, []))
+
+
 def _in_folder(root: str) -> Iterator[Given]:
     """Files below `root`; a stack of folders instead of recursion, since a path may be 2,000 folders deep."""
     stack = [_contents(root, root)]
