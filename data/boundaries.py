@@ -200,7 +200,7 @@ def drops(track: Track, other: float, known: Sequence[Proposal]) -> list[Proposa
     times = track.times_s[track.sample_frames]
     found: list[Proposal] = []
     for number, frame in enumerate(track.sample_frames.tolist()):
-        later = int(np.searchsorted(times, times[number] + DROP_S))
+        later = int(np.searchsorted(times, float(times[number]) + DROP_S))
         if later >= len(times):
             break
         following = int(track.sample_frames[later])

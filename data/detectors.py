@@ -105,7 +105,7 @@ def session(path: Path) -> Any:
     """An ONNX network on one thread: workers are processes."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
+    options = cast(Any, onnxruntime).SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return cast(Any, onnxruntime).InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

@@ -159,7 +159,7 @@ class TransNet:
         batch = self._torch.from_numpy(np.stack(self._frames)[None])
         with self._torch.inference_mode():
             answer = self._network(batch)
-        single = answer[0] if isinstance(answer, tuple) else answer
+        single = cast(Any, answer)[0] if isinstance(answer, tuple) else answer
         chance = cast(NDArray[np.float32], self._torch.sigmoid(single)[0, :, 0].numpy())
         self._chances.append(chance[self.EDGE : self.EDGE + self.STEP])
         self._frames = self._frames[self.STEP :]

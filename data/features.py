@@ -95,7 +95,8 @@ class Track:
     def from_arrays(arrays: dict[str, NDArray[Any]]) -> Track:
         """What `to_arrays` gave."""
         values: dict[str, Any] = {field.name: arrays[field.name] for field in fields(Track)}
-        return Track(**values | {"encoder": str(arrays["encoder"])})
+        values["encoder"] = str(arrays["encoder"])
+        return Track(**values)
 
     def thumbnail(self, seconds: float) -> bytes:
         """The JPEG file of the frame nearest to a time.
@@ -325,7 +326,8 @@ def motion_blur(track: Track, span: slice) -> float:
     known = np.flatnonzero(~np.isnan(track.motion))
     if not len(known):
         return 0.0
-    motion = np.interp(np.arange(span.start, span.stop), known, track.motion[known])
+    frames = np.arange(int(span.start), int(span.stop))
+    motion = np.interp(frames, known, track.motion[known])
     return float((missing * motion / (motion + BLURRING_MOTION)).mean())
 
 

@@ -63,7 +63,7 @@ class Histogram:
         hsv = cv.cvtColor(small.astype(np.uint8), cv.COLOR_RGB2HSV)
         hue = hsv[..., 0].astype(np.int64) * NUM_HUES // 180
         grey = np.minimum(value * gain * NUM_GREYS / 256, NUM_GREYS - 1).astype(np.int64)
-        colour = np.where(chroma > GREY_CHROMA, hue, NUM_HUES + grey)
+        colour = cast(NDArray[np.int64], np.where(chroma > GREY_CHROMA, hue, NUM_HUES + grey))
         weight = np.ones_like(value)
         luma = cv.cvtColor(small.astype(np.uint8), cv.COLOR_RGB2GRAY).astype(np.float32)
         across, down = cv.Sobel(luma, cv.CV_32F, 1, 0), cv.Sobel(luma, cv.CV_32F, 0, 1)
@@ -80,7 +80,8 @@ class Histogram:
 def shares(bins_HW: NDArray[np.int64], weight_HW: NDArray[np.float32], num_bins: int, grid: int) -> NDArray[np.float64]:
     """Weight in every bin of every block, all summing to 1."""
     height, width = bins_HW.shape
-    rows, columns = np.arange(height) * grid // height, np.arange(width) * grid // width
+    rows = np.arange(height, dtype=np.int64) * grid // height
+    columns = np.arange(width, dtype=np.int64) * grid // width
     index = (rows[:, None] * grid + columns) * num_bins + bins_HW
     counted = np.bincount(index.ravel(), weight_HW.ravel().astype(np.float64) + 1e-6, grid * grid * num_bins)
     return counted / counted.sum()

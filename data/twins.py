@@ -54,5 +54,5 @@ def find(clips: Path, signatures: Path) -> Twins:
         better = best[alike.find(row)]
         if owners[row] != owners[better]:  # what one source shows twice is its own affair
             worse[row] = (better, likeness[row])
-    found = np.unique(owners[sorted(likeness)]).tolist() if likeness else []
+    found = sorted({int(owners[row]) for row in likeness})
     return Twins({str(sources[item]): str(sources[together.find(item)]) for item in found}, worse)
