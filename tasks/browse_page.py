@@ -188,7 +188,7 @@ def ribbon(x0: float, y0: float, x1: float, y1: float, tall: float, kind: str) -
 def histogram(name: str, known: Sequence[cards.Card]) -> str:
     """Clips by value, the splits stacked."""
     own = [next(item for item in card.histograms if item.name == name) for card in known]
-    labels = [label for label, _ in cards.bins(own[0].model_copy(update={"counts": (1,) * len(own[0].counts)}))]
+    labels = [label for label, _ in cards.bins(own[0].model_copy(update={"counts": (1,) * len(own[0].counts), "num_missing": 0}))]
     totals = [sum(item.counts[place] for item in own) for place in range(len(labels))]
     held = [place for place, count in enumerate(totals) if count]
     if not held:
