@@ -20,7 +20,7 @@ WIDTH, NODE, GAP, LABEL = 560, 12, 14, 132
 """Width of a drawing, of a node, between nodes, and kept free for the last labels, px."""
 HEIGHT, SMALLEST = 190, 3.0
 """Height of all nodes of a column together, and of the smallest, px."""
-HISTOGRAM_HEIGHT = 120
+HISTOGRAM_HEIGHT, MARGIN = 120, 12
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 """What could end a script, or a line of it, inside JSON."""
 
@@ -56,7 +56,7 @@ def render(page: Page) -> str:
     summary = cast("dict[str, Any]", json.loads((config.splits / "summary.json").read_text(encoding="utf-8")))
     return template.render(
         counts=counts, rejects=page.rejects, rules=page.rules, treatments=page.treatments, cards=known,
-        histograms=[(item.name, item.unit, histogram(item.name, known)) for item in known[0].histograms],
+        histograms=[(item.name, unit_words(item.name, known), histogram(item.name, known)) for item in known[0].histograms],
         flows=flows(counts), summary=summary, groups=by_group(summary), suites=suites(config),
         num_rejects=sum(num_records(path) for path in config.rejects), problems=problems(counts),
         report=link(config.report, config.pages), card_links={n: link(config.cards / f"{n}.md", config.pages) for n in SPLITS},
@@ -186,30 +186,32 @@ def ribbon(x0: float, y0: float, x1: float, y1: float, tall: float, kind: str) -
 
 
 def histogram(name: str, known: Sequence[cards.Card]) -> str:
-    """Clips by value, the splits stacked."""
+    """Clips by value, the splits stacked; below, the values between the bars."""
     own = [next(item for item in card.histograms if item.name == name) for card in known]
-    labels = [label for label, _ in cards.bins(own[0].model_copy(update={"counts": (1,) * len(own[0].counts), "num_missing": 0}))]
-    totals = [sum(item.counts[place] for item in own) for place in range(len(labels))]
+    totals = [sum(item.counts[place] for item in own) for place in range(len(own[0].counts))]
     held = [place for place, count in enumerate(totals) if count]
     if not held:
         return ""
-    first, last, largest = held[0], held[-1], max(totals)
-    wide = WIDTH / 2 / max(4, last - first + 1)
+    first, last, largest, edges = held[0], held[-1], max(totals), own[0].edges
+    wide = (WIDTH / 2 - 2 * MARGIN) / max(4, last - first + 1)
     parts: list[str] = []
-    for number, place in enumerate(range(first, last + 1)):
-        y = HISTOGRAM_HEIGHT + 14.0
-        x = number * wide
+    for place in range(first, last + 1):
+        x, y = MARGIN + (place - first) * wide, HISTOGRAM_HEIGHT + 14.0
         for split, item in zip(SPLITS, own, strict=True):
             tall = HISTOGRAM_HEIGHT * item.counts[place] / largest
             y -= tall
-            if item.counts[place]:
-                parts.append(
-                    f'<rect class="{split}" x="{x + 2:.1f}" y="{y:.1f}" width="{wide - 4:.1f}" height="{tall:.1f}"/>'
-                )
+            parts.append(
+                f'<rect class="{split}" x="{x + 2:.1f}" y="{y:.1f}" width="{wide - 4:.1f}" height="{tall:.1f}"/>'
+            )
         parts.append(f'<text class="n" x="{x + wide / 2:.1f}" y="{y - 3:.1f}">{totals[place] or ""}</text>')
-        parts.append(
-            f'<text x="{x + wide / 2:.1f}" y="{HISTOGRAM_HEIGHT + 28}">{labels[place].replace("<", "&lt;")}</text>'
-        )
+    for place in range(max(first, 1), min(last + 1, len(edges)) + 1):
+        x = MARGIN + (place - first) * wide
+        parts.append(f'<text x="{x:.1f}" y="{HISTOGRAM_HEIGHT + 28}">{edges[place - 1]:g}</text>')
+    return f'<svg class="bars" viewBox="0 0 {WIDTH / 2:.0f} {HISTOGRAM_HEIGHT + 34}" role="img" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def unit_words(name: str, known: Sequence[cards.Card]) -> str:
+    """A histogram's unit, and how many clips have no such value."""
+    own = [next(item for item in card.histograms if item.name == name) for card in known]
     missing = sum(item.num_missing for item in own)
-    note = f'<text class="none" x="{WIDTH / 2 - 4:.0f}" y="12">{missing} without</text>' if missing else ""
-    return f'<svg class="bars" viewBox="0 0 {WIDTH / 2:.0f} {HISTOGRAM_HEIGHT + 34}">{"".join(parts)}{note}</svg>'
+    return f"{own[0].unit}; {missing} clips without" if missing else own[0].unit
