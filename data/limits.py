@@ -31,7 +31,7 @@ class Limits(CaptionLimits):
     """Largest deviation of a frame interval from the median interval, as a share of it; retimed where None."""
     max_aspect: float = Field(default=4, ge=1)
     """Longest side over shortest side; the family's canvases go from 1:4 to 4:1."""
-    hdr: Literal["tone_map", "reject"] = "tone_map"
+    hdr: Literal["tone_map", "reject"] = "reject"
     """PQ and HLG pictures are tone-mapped to BT.709, or left out."""
     max_channels: int = Field(default=8, gt=0)
     """Most sound channels; up to 7.1 there is a stated downmix to two."""

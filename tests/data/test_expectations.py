@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from data.asking import Outcome, failures
 from data.expectations import frame, suite
-from data.records import Source
 from data.limits import Limits
+from data.records import Source
 
 Maker = Callable[..., Source]
 

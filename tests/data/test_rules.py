@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.records import ClipShape, Source
 from data.limits import Limits
+from data.records import ClipShape, Source
 from data.rules import final_caption, has_sound, judge_one, resize_detail, sound_span, treatments
 
 Maker = Callable[..., Source]
@@ -92,9 +92,14 @@ def test_a_limit_that_is_off_by_default_rejects_once_it_is_set(
     make_source: Maker, setting: dict[str, object], fields: dict[str, object], measured: str, limit: str
 ):
     source = make_source("a.mp4", **fields)
-    assert judge_one(source, Limits()) == []
+    assert judge_one(source, Limits(hdr="tone_map")) == []
     (reject,) = judge_one(source, Limits.model_validate(setting))
     assert (reject.rule, reject.measured, reject.limit) == (f"validate.{next(iter(setting))}", measured, limit)
+
+
+def test_hdr_is_rejected_unless_it_is_to_be_tone_mapped(make_source: Maker):
+    (reject,) = judge_one(make_source("a.mkv", color_transfer="smpte2084"), Limits())
+    assert reject.rule == "validate.hdr"
 
 
 def test_limits_on_sound_ask_nothing_of_a_source_without_any(make_source: Maker):
