@@ -60,7 +60,7 @@ class Config(Frozen):
     filters: Filters = Filters()
     """Limits on the clips' columns; null is off."""
     detectors: tuple[Literal["faces", "text", "dnsmos"], ...] = ()
-    """Columns that need networks: `num_faces`, `text_share`, `dnsmos` (`pip install -e '.[detectors]'`)."""
+    """Columns that need networks: `num_faces`, `text_share`, `dnsmos` (`sh infra/detectors.sh`, `pip install -e '.[speech]'`)."""
     near_duplicates: Literal["keep", "drop"] = "keep"
     """Clips that look like one of another source: kept in one cluster, or only the sharpest of them kept."""
     max_clips_per_source: int = Field(default=200, gt=0)
