@@ -149,11 +149,20 @@ def test_file_and_its_functions_are_of_a_liveable_size(path: Path) -> None:
 
 
 def file_map() -> list[str]:
-    """Paths in the README's fenced block below `## File map`, one a line, each followed by what it holds."""
+    """Paths in the README's fenced block below `## File map`: on each line some of one folder, then what they hold."""
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     block = re.search(r"^## File map$.*?^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return [line.split()[0] for line in block[1].splitlines() if line.strip()] if block else []
+    paths: list[str] = []
+    for line in block[1].splitlines() if block else []:
+        first, *others = re.split(r"\s{2,}", line)[0].split(", ")
+        folder = first.rpartition("/")[0]
+        paths += [first, *(f"{folder}/{other}" for other in others)]
+    return [path for path in paths if path]
+
+
+def test_readme_has_no_number_left_to_fill_in() -> None:
+    assert "@@" not in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_readme_maps_every_file() -> None:
