@@ -93,9 +93,11 @@ def run(config: Config) -> Result:
         DataRefused: no source gives a clip, or a critical expectation fails.
         RuntimeError: a detector or encoder that is asked for is not installed.
     """
-    from data import detectors
+    from data import detectors, hardware
 
     detectors.require(config.detectors)
+    if config.engine.name == "local":
+        hardware.hwaccel(config.sensing.decoder)  # says once, here, whether the card decodes; children are silent
     num_sources = files.num_records(config.accepted)
     with files.whole(config.work / "cut") as work:
         work.mkdir()

@@ -61,6 +61,10 @@ def run(config: Config) -> int:
     """
     from tqdm import tqdm
 
+    from data import hardware
+
+    if config.engine.name == "local":
+        hardware.hwaccel(config.sensing.decoder)  # says once, here, whether the card decodes; children are silent
     reading = Reading(config.root, config.columns, config.protocols)
     listing = Listing()
     listing.add(tqdm(given_by(config.source, reading), desc="ingest: list", unit="file", disable=None))
