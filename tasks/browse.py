@@ -6,14 +6,11 @@ Example: soundstage browse max_clips=2000
 from __future__ import annotations
 
 import functools
-import os
 import re
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
-from urllib.parse import quote
 
 import pyarrow.parquet as pq
 from pydantic import BaseModel, Field
@@ -22,6 +19,8 @@ from data import cards, files, splits
 from data.engines import Engine, Lost, map_ordered
 from data.records import Clip, Frozen, Reject, Source, Treatment
 from data.sensing import Sensing
+from tasks import browse_page
+from tasks.browse_page import address, command, rounded
 
 SAFE = re.compile(r"[0-9a-f]{16}(-\d{1,12})?")
 """Ids of sources and clips, which name thumbnail files."""
@@ -113,8 +112,6 @@ class Result(Frozen):
 
 def run(config: Config) -> Result:
     """Write the pages."""
-    from tasks import browse_page
-
     shown = {name: sample(config.splits / f"{name}.parquet", config, Clip) for name in splits.SPLITS}
     left = left_out(config)
     clips = [clip for members in shown.values() for clip in members]
@@ -332,20 +329,3 @@ def rules_of(left: Left, pictured: set[str], num_examples: int) -> list[dict[str
         example = {"measured": own[0].measured, "limit": own[0].limit}
         rows.append({"rule": rule, "count": count, "pictures": pictures, "spans": any(map(is_span, own)), **example})
     return rows
-
-
-def address(path: str, pages: Path) -> str | None:
-    """A file's address relative to the pages; None for a remote one."""
-    if "://" in path:
-        return None
-    return quote(Path(os.path.relpath(path, pages)).as_posix(), safe="/")
-
-
-def command(path: str) -> str:
-    """The shell command that checks one file again."""
-    return f"soundstage inspect {shlex.quote(f'./{path}' if path.startswith('-') else path)}"
-
-
-def rounded(value: object) -> object:
-    """A number with as many digits as a reader uses."""
-    return float(f"{value:.5g}") if isinstance(value, float) else value

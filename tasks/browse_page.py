@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from urllib.parse import quote
 
 from data import cards
 from data.files import num_records
@@ -215,3 +217,20 @@ def unit_words(name: str, known: Sequence[cards.Card]) -> str:
     own = [next(item for item in card.histograms if item.name == name) for card in known]
     missing = sum(item.num_missing for item in own)
     return f"{own[0].unit}; {missing} clips without" if missing else own[0].unit
+
+
+def address(path: str, pages: Path) -> str | None:
+    """A file's address relative to the pages; None for a remote one."""
+    if "://" in path:
+        return None
+    return quote(Path(os.path.relpath(path, pages)).as_posix(), safe="/")
+
+
+def command(path: str) -> str:
+    """The shell command that checks one file again."""
+    return f"soundstage inspect {shlex.quote(f'./{path}' if path.startswith('-') else path)}"
+
+
+def rounded(value: object) -> object:
+    """A number with as many digits as a reader uses."""
+    return float(f"{value:.5g}") if isinstance(value, float) else value

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from tasks import MAKERS, PIPELINE
 
 FOLDER = Path(__file__).parent
-WRITERS = {"checkpoint": "train", "base": "base", "source": "sample"}
+WRITERS = {"checkpoint": "train", "base": "base", "source": "sample", "report": "evaluate"}
 """Verbs that write what several earlier verbs only read under the same name."""
 
 
@@ -45,7 +45,7 @@ def _fields(config: type[BaseModel], section: Mapping[str, Any], prefix: str) ->
         name = field.alias or plain
         given = cast(object, section.get(name))
         inner, keyed = _model_in(field.annotation)
-        yield f"  {prefix}{name}: {field.description or ''} ({_value(field, given)})"
+        yield f"  {prefix}{name}: {' '.join((field.description or '').split())} ({_value(field, given)})"
         if inner is not None:
             nested = cast(Mapping[str, Any], given if isinstance(given, Mapping) and not keyed else {})
             yield from _fields(inner, nested, f"{prefix}{name}.{'NAME.' if keyed else ''}")

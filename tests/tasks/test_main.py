@@ -133,6 +133,20 @@ def test_help_descends_into_nested_settings(capsys: pytest.CaptureFixture[str]) 
     assert "shape.frame_rate:" in capsys.readouterr().out
 
 
+def test_help_of_a_verb_that_only_looks_has_the_settings_it_looks_by(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "  validate.min_duration_s: " in text
+    assert "  ingest.engine.max_item_s: " in text
+    assert all(line.startswith("  ") for line in text.partition("dots descend):\n")[2].splitlines())
+
+
+def test_json_is_for_verbs_that_print_records(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ingest", "--json"]) == 2
+    assert "--json: `ingest` prints no records; inspect does" in capsys.readouterr().err
+    assert not verb.seen
+
+
 def test_interrupt_says_that_running_again_goes_on(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     verb.error = KeyboardInterrupt()
     assert main(["ingest"]) == 130
