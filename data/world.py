@@ -94,10 +94,6 @@ LOOSE = Physics((0.12, 0.18), (0.5, 0.8), (0.1, 0.4), (0.05, 0.2), (0.28, 0.38),
 """More varied: what the autoencoders are trained on."""
 
 
-PAIR_SIZE, PAIR_SPEED = 0.8, 1.4
-"""Two bodies are smaller and faster by this: they need room, and only one of them moves at a time."""
-
-
 class Scene(NamedTuple):
     """A rendered scene with its caption."""
 
@@ -185,19 +181,12 @@ def revoiced(style: Style, random: np.random.Generator) -> Style:
 
 
 def move(random: np.random.Generator, num_bodies: int, duration_s: float, physics: Physics) -> Bodies:
-    """Let bodies fly between the walls; equal masses that meet exchange velocity along x.
-
-    Of two bodies one is at rest at first, as on a billiard table: what a moment shows then differs from the moment
-    before. Two that fly at each other would be back where they were.
-    """
-    radii = random.uniform(*physics.radius, num_bodies) * (PAIR_SIZE if num_bodies > 1 else 1)
+    """Let bodies fly between the walls; equal masses that meet exchange velocity along x."""
+    radii = random.uniform(*physics.radius, num_bodies)
     x = np.linspace(0.25, 0.75, num_bodies) if num_bodies > 1 else random.uniform(0.2, 0.8, 1)
     position = np.stack([x, np.full(num_bodies, random.uniform(0.3, FLOOR - 0.3))], axis=1)
     speed = random.uniform(*physics.speed, num_bodies)
     direction = np.array([1.0, -1.0])[:num_bodies] if num_bodies > 1 else random.choice([-1.0, 1.0], 1)
-    if num_bodies > 1:
-        speed *= PAIR_SPEED
-        speed[int(random.integers(2))] = 0.0
     drift = random.uniform(*physics.drift) * random.choice([-1.0, 1.0])
     velocity = np.stack([speed * direction, np.full(num_bodies, 0.0 if num_bodies > 1 else drift)], axis=1)
     num_steps = int(duration_s * SIMULATION_RATE) + 1
