@@ -93,7 +93,7 @@ def test_every_verb_runs_once_then_none_then_what_a_failed_gate_lets(server: Non
     assert "# tiny" in shown["metrics"]
     assert float(shown["finetune"]) == 100
 
-    assert run().message == "0 of 12 stages had work to do"
+    assert run().message == "0 of 13 stages had work to do"
 
     (pipeline / "bad").touch()
     failed = run(first="evaluate", force=True)
