@@ -87,21 +87,36 @@ class SoundClock:
         position = stamp if stamp is not None else 0
         if self._next is not None and abs(position - self._next) <= RESYNC_S * self.rate:
             position = self._next
-        after = self._next = position + samples.shape[1]
-        excess = after - self._end  # the last packet is padded to a whole codec frame
-        if 0 < excess <= TAIL_FRAMES * max(frame.samples, 1024):
-            samples = samples[:, : max(0, samples.shape[1] - int(excess))]
-        return position, samples
+        self._next = position + samples.shape[1]
+        return position, samples[:, : max(0, samples.shape[1] - self._padding(frame, self._next))]
+
+    def _padding(self, frame: AudioFrame, stop: int) -> int:
+        """Samples at the end of a frame that ends at `stop` which only fill the last packet to a whole codec frame.
+
+        By the track's length, and by the last packet's own: of sound that an edit list both delays and trims FFmpeg
+        states a length that is too large by what is trimmed.
+        """
+        excess, tail = stop - self._end, TAIL_FRAMES * max(frame.samples, 1024)
+        if not -tail < excess <= tail:
+            return 0
+        tick = frame.time_base or self._tick
+        exact = frame.duration > 0 and tick * self.rate <= 1
+        short = frame.samples - round(frame.duration * tick * self.rate) if exact else 0
+        return max(int(excess), short, 0)
 
 
 def begun(clock: SoundClock, frames: Iterable[AudioFrame]) -> Iterator[AudioFrame]:
     """The same frames, after the clock has seen the first two."""
     waiting = iter(frames)
-    first, second = next(waiting, None), next(waiting, None)
-    if first is not None and second is not None:
-        clock.begin(first, second)
-    yield from (frame for frame in (first, second) if frame is not None)
-    yield from waiting
+    first = next(waiting, None)
+    second = None if first is None else next(waiting, None)
+    if first is not None:
+        if second is not None:
+            clock.begin(first, second)
+        yield first
+    if second is not None:  # a compiled generator that has ended must not be asked again: it raises
+        yield second
+        yield from waiting
 
 
 def _float_samples(frame: AudioFrame, num_channels: int) -> NDArray[np.float32]:

@@ -7,10 +7,11 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from av.audio.frame import AudioFrame
 from scipy import signal
 
 from data.media import Unreadable, probe, read_clip, read_sound, write_media
-from data.media_sound import first_sound_s, read_stereo
+from data.media_sound import begun, first_sound_s, read_stereo
 from data.records import ClipShape
 
 FLASH = 20
@@ -263,3 +264,30 @@ def test_a_cut_first_frame_in_matroska_is_not_rounded_twice(tmp_path: Path) -> N
         for start in (0.0, 1.0):
             heard = read_stereo(path, start, 2.0, 48000, may_seek=may_seek)
             assert abs(click_s(heard, 48000) + start - wanted) <= 0.00055
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_few_frames_are_all_given_and_the_end_is_asked_for_once(count: int) -> None:
+    """PyAV's generators raise when they are asked again after their end; a stream may hold no frame or one."""
+
+    class Stern:
+        def __init__(self) -> None:
+            self.left, self.ended = count, False
+
+        def __iter__(self) -> Stern:
+            return self
+
+        def __next__(self) -> AudioFrame:
+            assert not self.ended
+            if self.left == 0:
+                self.ended = True
+                raise StopIteration
+            self.left -= 1
+            frame = AudioFrame(format="s16", layout="mono", samples=8)
+            frame.sample_rate, frame.pts, frame.time_base = 8000, 0, Fraction(1, 8000)
+            return frame
+
+    class Clock:
+        def begin(self, *_: object) -> None: ...
+
+    assert len(list(begun(Clock(), Stern()))) == count
