@@ -87,8 +87,8 @@ class SoundClock:
         position = stamp if stamp is not None else 0
         if self._next is not None and abs(position - self._next) <= RESYNC_S * self.rate:
             position = self._next
-        self._next = position + samples.shape[1]
-        return position, samples[:, : max(0, samples.shape[1] - self._padding(frame, self._next))]
+        stop = self._next = position + samples.shape[1]
+        return position, samples[:, : max(0, samples.shape[1] - self._padding(frame, stop))]
 
     def _padding(self, frame: AudioFrame, stop: int) -> int:
         """Samples at the end of a frame that ends at `stop` which only fill the last packet to a whole codec frame.
