@@ -18,7 +18,7 @@ from av.audio.stream import AudioStream
 from numpy.typing import NDArray
 
 from data.media_layout import channel_names, to_stereo
-from data.media_open import Unreadable, opened, seek, sound_stream
+from data.media_open import Unreadable, frames_of, opened, seek, sound_stream
 from data.media_picture import first_frame_s
 
 Block = tuple[int, NDArray[np.float32]]
@@ -145,7 +145,7 @@ def read_sound(path: Path) -> tuple[NDArray[np.float32], int, float]:
         if stream is None:
             return np.zeros((0, 0), np.float32), 0, 0.0
         clock = SoundClock(stream)
-        blocks = [clock.place(frame) for frame in begun(clock, container.decode(stream))]
+        blocks = [clock.place(frame) for frame in begun(clock, frames_of(container, stream))]
     if not blocks:
         return np.zeros((0, 0), np.float32), 0, 0.0
     start = blocks[0][0]
@@ -167,7 +167,7 @@ def first_sound_s(path: Path) -> float:
         if stream is None:
             return 0.0
         clock = SoundClock(stream)
-        for frame in begun(clock, container.decode(stream)):
+        for frame in begun(clock, frames_of(container, stream)):
             return clock.place(frame)[0] / clock.rate
     return 0.0
 
@@ -185,7 +185,7 @@ def read_stereo(
         sought = may_seek and seek(container, stream, start_s - PREROLL_S)
         start = stop = 0
         blocks: list[Block] = []
-        for number, frame in enumerate(begun(clock, container.decode(stream))):
+        for number, frame in enumerate(begun(clock, frames_of(container, stream))):
             position, block = clock.place(frame)
             start = round((start_s - skip / rate_hz) * clock.rate)  # whole output samples before: no rounding later
             stop = math.ceil((start_s + duration_s + MARGIN_S) * clock.rate)

@@ -117,6 +117,8 @@ def write_media(
         )
         sounds = iter(()) if audio is None or waveform is None else _audio_frames(audio, waveform, rate, sound_start_s)
         _interleave(cast(_Muxer, output), cast(_Encoder, video), shown, cast(_Encoder | None, audio), sounds)
+    if container in {"mp4", "mov"} and rate and round(sound_start_s * rate) > 0:
+        _hide_priming(path, round(sound_start_s * rate))
     if rotation_deg:
         _turn(path, rotation_deg)
 
@@ -278,3 +280,22 @@ def _turn(path: Path, rotation_deg: int) -> None:
     top = height if rotation_deg == 180 else width if rotation_deg == 270 else 0
     content[matrix : matrix + 36] = struct.pack(">9i", a, b, 0, c, d, 0, left, top, 1 << 30)
     path.write_bytes(bytes(content))
+
+
+def _hide_priming(path: Path, start: int) -> None:
+    """Patch the sound's edit list so that it begins with the first sample given, at `start` on the movie's time scale.
+
+    The muxer lets late sound begin with what the encoder put before it: 21 ms that nobody recorded. Sound that is late
+    by less than that keeps its list, which has no room for another entry.
+    """
+    content = bytearray(path.read_bytes())
+    edits = content.rfind(b"elst", 0, content.find(b"soun")) + 4
+    version, count = struct.unpack(">II", content[edits : edits + 8])
+    if edits < 4 or (version, count) != (0, 2):
+        return
+    empty, nothing, speed, length, skipped = struct.unpack(">IiiIi", content[edits + 8 : edits + 28])
+    priming = start - empty
+    if nothing == -1 and 0 <= priming <= length:
+        edit = struct.pack(">IiiIi", start, nothing, speed, length - priming, skipped + priming)
+        content[edits + 8 : edits + 28] = edit
+        path.write_bytes(bytes(content))

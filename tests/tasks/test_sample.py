@@ -60,7 +60,7 @@ def test_awkward_files_are_awkward_in_their_own_way(corpus: Path, tmp_path: Path
     assert by_name["variable_rate.mp4"].frame_jitter > 0.5
     phone = by_name["phone_upright.mov"]
     assert (phone.rotation_deg, phone.width, phone.height) == (90, 96, 128)
-    assert by_name["late_sound.mp4"].audio_start_s == pytest.approx(0.4, abs=0.03)
+    assert by_name["late_sound.mp4"].audio_start_s == 0.4
     assert (by_name["odd_size.webm"].width, by_name["odd_size.webm"].height) == (127, 93)
     assert by_name["ten_bit.mkv"].pixel_format == "yuv420p10le"
     assert by_name["мяч 球 ñ.mp4"].error is None
