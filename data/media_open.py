@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast, overload
 
 import av
 import av.error
 import av.logging
+from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 from av.codec.hwaccel import HWAccel
 from av.container import InputContainer
 from av.stream import Disposition
+from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from data.media_type import foreign, head_of
@@ -36,6 +38,11 @@ TEXT_CODECS = ("ansi", "bintext", "xbin", "idf")
 ART = Disposition.attached_pic | Disposition.timed_thumbnails
 OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS, "max_streams": str(MAX_STREAMS)}
 CODEC_OPTIONS = {"max_pixels": str(MAX_PIXELS)}
+UNDECODED = (
+    av.error.InvalidDataError, av.error.UndefinedError, av.error.PatchWelcomeError, av.error.BugError,
+    av.error.ExternalError,
+)  # fmt: skip
+"""What decoders say about a packet that is none of theirs; AAC's parser has numbers of its own for it."""
 
 
 class Unreadable(RuntimeError):
@@ -128,3 +135,26 @@ def seek(container: InputContainer, stream: VideoStream | AudioStream, seconds: 
     except av.error.FFmpegError:
         container.seek(0)  # some containers have no index: start over
     return True
+
+
+@overload
+def frames_of(container: InputContainer, stream: VideoStream, *, begun: bool = False) -> Iterator[VideoFrame]: ...
+@overload
+def frames_of(container: InputContainer, stream: AudioStream, *, begun: bool = False) -> Iterator[AudioFrame]: ...
+def frames_of(container: InputContainer, stream: Any, *, begun: bool = False) -> Iterator[Any]:
+    """Decoded frames; what does not decode before the first is skipped, as where it is measured: recordings start
+    anywhere, and sound of which nothing decodes is none.
+
+    Args:
+        begun: the first frame was decoded before.
+    """
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except UNDECODED:
+            if begun:
+                raise
+            continue
+        for frame in frames:
+            begun = True
+            yield frame

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, cast
 
-import av.error
 from av.audio.frame import AudioFrame
 from av.container import InputContainer
 from av.packet import Packet
@@ -15,7 +14,7 @@ from av.video.stream import VideoStream
 
 from data.features import PictureSense, Track
 from data.media_layout import orientation
-from data.media_open import Unreadable, reason
+from data.media_open import UNDECODED, Unreadable, reason
 from data.media_picture import Painter
 from data.media_probe import PictureNotes, SoundNotes
 from data.sensing import Sensing
@@ -95,7 +94,7 @@ def decoded(
         raise Unreadable(f"is damaged or cut short: a packet{where} is incomplete")
     try:
         return cast(Sequence[VideoFrame | AudioFrame], packet.decode())
-    except av.error.InvalidDataError as error:
+    except UNDECODED as error:
         if begun:
             what = f"frame {len(notes.times)}" if notes is not None and is_picture else "sound"
             raise Unreadable(f"is damaged: {what} does not decode{where}: {reason(error)}") from error
@@ -136,7 +135,7 @@ def _listen_at(packet: Packet[Any], sound: SoundNotes, settled_s: float) -> None
     """Decode sound of a spot and lay it beside that of the spot before."""
     try:
         frames = cast(Sequence[AudioFrame], packet.decode())
-    except av.error.InvalidDataError:
+    except UNDECODED:
         return
     for frame in frames:
         if frame.pts is not None and frame.time_base and frame.pts * frame.time_base >= settled_s:

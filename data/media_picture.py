@@ -19,7 +19,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from data.media_layout import Orientation, orientation
-from data.media_open import Unreadable, opened, picture_stream, seek
+from data.media_open import Unreadable, frames_of, opened, picture_stream, seek
 from data.records import ClipShape
 
 ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
@@ -96,7 +96,7 @@ def iter_frames(path: Path, height: int, width: int) -> Iterator[tuple[float, ND
     with opened(path) as container:
         stream = picture_stream(container)
         clock, first, brush = PictureClock(stream), None, None
-        for frame in container.decode(stream):
+        for frame in frames_of(container, stream):
             seconds = clock.seconds(frame)
             if first is None or brush is None:
                 first, brush = seconds, painter(stream, frame, height, width)
@@ -108,7 +108,7 @@ def first_frame_s(path: Path) -> float:
     with opened(path) as container:
         stream = picture_stream(container)
         clock = PictureClock(stream)
-        for frame in container.decode(stream):
+        for frame in frames_of(container, stream):
             return clock.seconds(frame)
     raise Unreadable("holds no frame that decodes")
 
@@ -120,13 +120,13 @@ def read_pictures(
     with opened(path) as container:
         stream = picture_stream(container)
         clock = PictureClock(stream)
-        first = next(container.decode(stream), None)
+        first = next(frames_of(container, stream), None)
         if first is None:
             raise Unreadable("holds no frame that decodes")
         origin_s = clock.seconds(first)
         brush = painter(stream, first, shape.height, shape.width)
         sought = may_seek and start_s > 0 and seek(container, stream, origin_s + start_s)
-        decoded: Iterable[VideoFrame] = container.decode(stream)
+        decoded = frames_of(container, stream, begun=not sought)
         timed = ((clock.seconds(frame) - origin_s, frame) for frame in (decoded if sought else _chain(first, decoded)))
         times = [start_s + index / shape.frame_rate for index in range(shape.num_frames)]
         limit_s = math.inf if end_s is None else end_s - clock.tolerance_s

@@ -18,7 +18,7 @@ from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
 from data.hearing import Listener
-from data.media_layout import Orientation, orientation
+from data.media_layout import Orientation, orientation, pixel_aspect
 from data.media_open import Unreadable
 from data.media_picture import PictureClock
 from data.media_sound import MAX_GAP_S, SoundClock
@@ -186,8 +186,7 @@ def average_rate(times: Sequence[float], stream: VideoStream, tick: float) -> Fr
 
 def upright_size(notes: PictureNotes) -> tuple[int, int]:
     """Height and width as displayed, px."""
-    aspect = notes.stream.codec_context.sample_aspect_ratio or Fraction(1)
-    height, width = notes.size[0], max(1, round(notes.size[1] * aspect))
+    height, width = notes.size[0], max(1, round(notes.size[1] * pixel_aspect(notes.stream)))
     return (width, height) if notes.turned is not None and notes.turned.turns % 2 else (height, width)
 
 
@@ -222,7 +221,8 @@ def promised_s(container: InputContainer, used: Sequence[VideoStream | AudioStre
     """
     if container.duration is None:
         return None
-    end_s = ((container.start_time or 0) + container.duration) / 1_000_000
+    # Headers count from zero, MP4's with the empty edit and Matroska's to the last timestamp, but for what lies before.
+    end_s = (min(0, container.start_time or 0) + container.duration) / 1_000_000
     if len(container.streams) == len(used):
         return end_s
     own = [
