@@ -1,4 +1,4 @@
-"""Which way up a picture is and which speaker a channel feeds: the two maps every container hides somewhere."""
+"""Which way up a picture is, how wide its pixels are, which speaker a channel feeds: what containers hide somewhere."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import cast
 
 import numpy as np
 from av.audio.layout import AudioLayout
 from av.buffer import Buffer
 from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 HALF_POWER = math.sqrt(0.5)
@@ -57,6 +59,11 @@ def orientation(frame: VideoFrame) -> Orientation:
             across, down = (-a, -b) if mirrored else (a, b)
             return Orientation(round(math.degrees(math.atan2(down, across)) / 90) % 4, mirrored)
     return Orientation()
+
+
+def pixel_aspect(stream: VideoStream) -> Fraction:
+    """Width of a pixel over its height; the container's word goes before the codec's, as in players."""
+    return stream.sample_aspect_ratio or stream.codec_context.sample_aspect_ratio or Fraction(1)
 
 
 def channel_names(layout: AudioLayout) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from data.features import PictureSense, Track
-from data.media_layout import orientation
+from data.media_layout import orientation, pixel_aspect
 from data.media_open import UNDECODED, Unreadable, reason
 from data.media_picture import Painter
 from data.media_probe import PictureNotes, SoundNotes
@@ -53,7 +53,7 @@ class Watcher:
 
 def whole_picture(stream: VideoStream, frame: VideoFrame) -> Painter:
     """A painter that shows all of the picture with its long side at `SENSED_PX`, never enlarged beyond 2 px."""
-    turned, aspect = orientation(frame), stream.codec_context.sample_aspect_ratio or Fraction(1)
+    turned, aspect = orientation(frame), pixel_aspect(stream)
     width, height = frame.width * aspect, Fraction(frame.height)
     if turned.turns % 2:
         width, height = height, width
