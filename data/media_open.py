@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +16,7 @@ from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 from av.codec.hwaccel import HWAccel
 from av.container import InputContainer
+from av.packet import Packet
 from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
@@ -148,9 +149,9 @@ def frames_of(container: InputContainer, stream: Any, *, begun: bool = False) ->
     Args:
         begun: the first frame was decoded before.
     """
-    for packet in container.demux(stream):
+    for packet in cast(Iterator[Packet[Any]], container.demux(stream)):
         try:
-            frames = packet.decode()
+            frames = cast(Sequence[Any], packet.decode())
         except UNDECODED:
             if begun:
                 raise
