@@ -31,8 +31,11 @@ class Limits(CaptionLimits):
     """Largest deviation of a frame interval from the median interval, as a share of it; retimed where None."""
     max_aspect: float = Field(default=4, ge=1)
     """Longest side over shortest side; the family's canvases go from 1:4 to 4:1."""
-    hdr: Literal["tone_map", "reject"] = "reject"
-    """PQ and HLG pictures are tone-mapped to BT.709, or left out."""
+    hdr: Literal["tone_map", "reject"] = "tone_map"
+    """PQ and HLG pictures are tone-mapped to BT.709 when they are read (diffuse white of 203 cd/m² to 90 % of the signal,
+    1000 cd/m² and more to all of it), or left out."""
+    max_interlaced_share: Share | None = None
+    """Largest share of frames stored as two fields; of both the top one is shown, with half the lines, where None."""
     max_channels: int = Field(default=8, gt=0)
     """Most sound channels; up to 7.1 there is a stated downmix to two."""
     dead_side: Literal["warn", "reject"] = "warn"

@@ -44,6 +44,8 @@ class PictureNotes:
     times: array[float] = field(default_factory=lambda: array("d"))
     last_duration_s: float = 0.0
     num_damaged: int = 0
+    num_decoded: int = 0
+    num_interlaced: int = 0
     fault: str = ""
     """Why the first packets did not decode, where they did not."""
     turned: Orientation | None = None
@@ -61,6 +63,8 @@ class PictureNotes:
             self.turned, self.size = orientation(frame), (frame.height, frame.width)
             self.transfer, self.format = frame.color_trc, frame.format.name
         self.num_damaged += frame.is_corrupt
+        self.num_decoded += 1
+        self.num_interlaced += frame.interlaced_frame
         if not self.from_packets:
             duration = frame.duration * (frame.time_base or 0) if frame.duration else 0
             self.note_time(seconds, float(duration))
@@ -104,6 +108,7 @@ class PictureNotes:
             "rotation_deg": 90 * (self.turned or Orientation()).turns,
             "frame_rate": str(rate),
             "num_frames": len(times),
+            "interlaced_share": round(self.num_interlaced / max(1, self.num_decoded), 4),
             "frame_jitter": round(deviation / median, 4) if median > 0 else 0.0,
             "video_start_s": times[0],
             "video_duration_s": times[-1] - times[0] + (self.last_duration_s or median) if intervals else 0.0,

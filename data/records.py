@@ -116,6 +116,8 @@ class Source(Frozen):
     """Share of frames that repeat the one before."""
     letterbox_share: float = 0.0
     """Share of the picture that is black bars throughout."""
+    interlaced_share: float = 0.0
+    """Share of frames that are stored as two fields, each of its own instant."""
     audio_codec: str | None = None
     """None where the file has no sound."""
     num_channels: int = 0
@@ -154,23 +156,10 @@ class Reject(Frozen):
 
 
 TreatmentName = Literal[
-    "silence",
-    "mono_to_stereo",
-    "downmix",
-    "retime",
-    "rotate",
-    "delay_sound",
-    "pad_sound",
-    "trim_sound",
-    "resize",
-    "ten_bit",
-    "tone_map",
-    "choose_stream",
-    "dead_side",
-    "other_sound",
-    "caption_by_default",
-    "caption_cleaned",
-]
+    "silence", "mono_to_stereo", "downmix", "dead_side", "other_sound", "delay_sound", "pad_sound", "trim_sound",
+    "choose_stream", "retime", "deinterlace", "rotate", "resize", "ten_bit", "tone_map", "on_black",
+    "caption_by_default", "caption_cleaned",
+]  # fmt: skip
 
 
 class Treatment(Frozen):

@@ -13,6 +13,8 @@ from data.records import ClipShape, Reject, Source, Treatment, TreatmentName
 
 HDR_TRANSFERS = ("smpte2084", "aribstdb67", "pq", "hlg")
 """PQ and HLG as FFmpeg and as people spell them, lower case, without separators."""
+WITH_ALPHA = r"yuva|gbrap|rgba|bgra|argb|abgr|ya\d|ayuv|vuya|pal8"
+"""How FFmpeg's names of pixel formats begin that can be transparent."""
 NOTICEABLE_SKEW_S = 0.025
 """Smallest start difference worth a word, s; about where viewers begin to notice (ITU-R BT.1359: +45 / -125 ms)."""
 NOTICEABLE_GAP_S = 0.05
@@ -47,9 +49,10 @@ def rejected(source: Source, rule: str, measured: str, limit: str) -> Reject:
 
 
 def wrong_kind(source: Source, _limits: Limits) -> Reject | None:
-    """Reject stills, animations and sound files that were given as clips."""
+    """Reject stills and sound files that were given as clips; an animation is a video without sound."""
     kind = source.media_type or ""
-    if not kind.startswith(("image/", "audio/")):
+    still = kind.startswith("image/") and source.num_frames < 2
+    if not still and not kind.startswith("audio/"):
         return None
     return rejected(source, "kind", f"is {kind}", "a video; stills and sound files serve as references")
 
@@ -125,6 +128,7 @@ def measures(source: Source) -> tuple[Measure, ...]:
         Measure("min_frame_rate", rate, "{:.2f} fps"),
         Measure("max_frame_rate", rate, "{:.2f} fps"),
         Measure("max_frame_jitter", source.frame_jitter, "intervals vary by {:.1%}"),
+        Measure("max_interlaced_share", source.interlaced_share, "{:.1%} of the frames are interlaced"),
         Measure("max_black_share", source.black_share, "{:.1%} of the frames are black"),
         Measure("max_freeze_share", source.freeze_share, "{:.1%} of the frames repeat"),
         Measure("max_letterbox_share", source.letterbox_share, "{:.1%} of the picture is bars"),
@@ -289,6 +293,11 @@ def picture_treatments(source: Source, limits: Limits) -> list[tuple[TreatmentNa
         parts.append(("ten_bit", f"{source.pixel_format} to 8 bits"))
     if is_hdr(source):
         parts.append(("tone_map", f"{source.color_transfer} to BT.709"))
+    if source.interlaced_share > 0:
+        share = f"{source.interlaced_share:.0%} of the frames are interlaced"
+        parts.append(("deinterlace", f"{share}; their top field is used, half the lines"))
+    if re.match(WITH_ALPHA, source.pixel_format or ""):
+        parts.append(("on_black", f"{source.pixel_format}: what is transparent is shown on black"))
     if source.num_video_streams > 1:
         parts.append(("choose_stream", f"picture is stream {source.video_stream} of {source.num_video_streams}"))
     return parts

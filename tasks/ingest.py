@@ -139,11 +139,11 @@ def not_a_file(path: Path) -> str:
 
 
 def unfit(use: str, facts: Mapping[str, object]) -> str | None:
-    """Why a file that decodes cannot be a clip; as a reference it may be a still or a sound."""
+    """Why a file that decodes cannot be a clip; as a reference it may be a still or a sound. Animations are videos."""
     kind = str(facts.get("media_type") or "")
     if use == "reference":
         return None
-    if kind.startswith("image/"):
+    if kind.startswith("image/") and int(str(facts.get("num_frames") or 0)) < 2:
         return f"is a still picture ({kind}), not a video"
     return None if facts.get("num_video_streams") else "holds no picture, only sound"
 

@@ -28,8 +28,8 @@ def test_an_ordinary_source_is_accepted_as_it_is(make_source: Maker):
     ("fields", "rule", "measured"),
     [
         ({"error": "is text, not a video"}, "usable", "is text, not a video"),
-        ({"media_type": "image/png", "error": "is a still picture"}, "kind", "is image/png"),
-        ({"media_type": "image/gif"}, "kind", "is image/gif"),
+        ({"media_type": "image/png", "num_frames": 1, "error": "is a still picture"}, "kind", "is image/png"),
+        ({"media_type": "image/gif", "num_frames": 1}, "kind", "is image/gif"),
         ({"media_type": "audio/wav", "width": 0, "height": 0}, "kind", "is audio/wav"),
         ({"num_frames": 1}, "picture", "1 frames"),
         ({"num_frames": 0, "width": 0, "height": 0, "frame_rate": "0"}, "picture", "0 frames"),
@@ -83,6 +83,7 @@ def test_each_fault_is_rejected_by_its_option_with_what_was_measured(
         ({"max_silent_share": 0.5}, {"silent_share": 0.9}, "90.0% of the sound is silent", "0.5"),
         ({"min_speech_share": 0.5}, {"speech_share": 0.1}, "10.0% of the sound is speech", "0.5"),
         ({"max_speech_share": 0.1}, {"speech_share": 0.5}, "50.0% of the sound is speech", "0.1"),
+        ({"max_interlaced_share": 0}, {"interlaced_share": 0.5}, "50.0% of the frames are interlaced", "0"),
         ({"max_black_share": 0.5}, {"black_share": 0.9}, "90.0% of the frames are black", "0.5"),
         ({"max_freeze_share": 0.5}, {"freeze_share": 0.9}, "90.0% of the frames repeat", "0.5"),
         ({"max_letterbox_share": 0.1}, {"letterbox_share": 0.2}, "20.0% of the picture is bars", "0.1"),
@@ -92,14 +93,16 @@ def test_a_limit_that_is_off_by_default_rejects_once_it_is_set(
     make_source: Maker, setting: dict[str, object], fields: dict[str, object], measured: str, limit: str
 ):
     source = make_source("a.mp4", **fields)
-    assert judge_one(source, Limits(hdr="tone_map")) == []
+    assert judge_one(source, Limits()) == []
     (reject,) = judge_one(source, Limits.model_validate(setting))
     assert (reject.rule, reject.measured, reject.limit) == (f"validate.{next(iter(setting))}", measured, limit)
 
 
-def test_hdr_is_rejected_unless_it_is_to_be_tone_mapped(make_source: Maker):
-    (reject,) = judge_one(make_source("a.mkv", color_transfer="smpte2084"), Limits())
-    assert reject.rule == "validate.hdr"
+@pytest.mark.parametrize("kind", ["image/gif", "image/apng", "image/webp", "image/avif"])
+def test_an_animation_is_a_video_without_sound(make_source: Maker, kind: str):
+    animation = make_source("a.gif", media_type=kind, audio_codec=None, num_channels=0)
+    assert judge_one(animation, Limits()) == []
+    assert "silence" in named(animation)
 
 
 def test_limits_on_sound_ask_nothing_of_a_source_without_any(make_source: Maker):
@@ -168,6 +171,9 @@ def test_a_caption_at_fault_is_replaced_cleaned_listed_or_costs_its_source_by_se
         ({"width": 63, "height": 63}, "resize", "63x63 to 32x32 px, odd size"),
         ({"pixel_format": "yuv420p10le"}, "ten_bit", "yuv420p10le to 8 bits"),
         ({"pixel_format": "p010le"}, "ten_bit", "p010le to 8 bits"),
+        ({"pixel_format": "bgra"}, "on_black", "bgra"),
+        ({"pixel_format": "yuva420p"}, "on_black", "yuva420p"),
+        ({"interlaced_share": 0.98}, "deinterlace", "98% of the frames are interlaced"),
         ({"caption": None}, "caption_by_default", '"a video with sound"'),
         ({"caption": " \n"}, "caption_by_default", '"a video with sound"'),
     ],
@@ -189,6 +195,7 @@ def test_each_peculiarity_has_its_one_treatment_in_words_with_numbers(
         {"rotation_deg": 360},
         {"width": 640, "height": 640},
         {"pixel_format": "rgb24"},
+        {"pixel_format": "yuyv422"},
     ],
 )
 def test_what_nobody_would_notice_is_not_mentioned(make_source: Maker, fields: dict[str, object]):
