@@ -149,7 +149,7 @@ def frames_of(container: InputContainer, stream: Any, *, begun: bool = False) ->
     Args:
         begun: the first frame was decoded before.
     """
-    for packet in cast(Iterator[Packet[Any]], container.demux(stream)):
+    for packet in cast("Iterator[Packet[Any]]", container.demux(stream)):
         try:
             frames = cast(Sequence[Any], packet.decode())
         except UNDECODED:
