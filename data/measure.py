@@ -35,7 +35,7 @@ from data.media_probe import (
     sound_stream_facts,
     stream_facts,
 )
-from data.media_type import foreign, head_of, media_type
+from data.media_type import foreign, head_of, is_animated_webp, media_type
 from data.sensing import Sensing
 
 __all__ = ["Facts", "Measurement", "Sensing", "measure", "probe", "remembered"]
@@ -99,6 +99,8 @@ def _measured(path: Path, sensing: Sensing, sound_path: Path | None, facts: Fact
             "num_frames": 0,
             "decoded": sensing.decode,
         }
+        if is_animated_webp(head_of(path)):
+            raise Unreadable("is an animated WebP, which nothing here decodes; make it a GIF, an APNG or a video")
         video = picture_stream(container) if shown or not heard else None
         audio = None if sound_path is not None else sound_stream(container)
         facts |= stream_facts(container, video, audio)

@@ -100,7 +100,7 @@ def sounds(container: InputContainer) -> list[AudioStream]:
 
 
 def picture_stream(container: InputContainer) -> VideoStream:
-    """The largest picture that is not cover art, of several equal ones the default, then the first.
+    """The largest picture that is not cover art, of several equal ones the default, then a moving one, then the first.
 
     Raises:
         Unreadable: there is none, or it is larger than `MAX_PIXELS`.
@@ -108,7 +108,7 @@ def picture_stream(container: InputContainer) -> VideoStream:
     streams = pictures(container)
     if not streams:
         raise Unreadable("holds no picture, only sound" if container.streams.audio else "holds no picture")
-    stream = max(streams, key=lambda item: (item.width * item.height, _preferred(item), -item.index))
+    stream = max(streams, key=lambda item: (item.width * item.height, _preferred(item), item.frames != 1, -item.index))
     if stream.codec_context.name in TEXT_CODECS:
         raise Unreadable("is text, not a video")
     if stream.width * stream.height > MAX_PIXELS:

@@ -84,6 +84,11 @@ def is_text(head: bytes) -> bool:
     return True
 
 
+def is_animated_webp(head: bytes) -> bool:
+    """Whether a WebP says that it moves; no decoder here reads those. Source: RFC 9649, 2.7.1, the animation flag."""
+    return head.startswith(b"RIFF") and head[8:16] == b"WEBPVP8X" and len(head) > 20 and bool(head[20] & 2)
+
+
 def head_of(path: Path) -> bytes:
     """The first bytes of a file."""
     with path.open("rb") as stream:

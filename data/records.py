@@ -82,7 +82,7 @@ class Source(Frozen):
     """Without cover art and thumbnails."""
     num_audio_streams: int = 0
     video_stream: int | None = None
-    """Index in the file of the picture that is used: the largest, then the default one, then the first."""
+    """Index in the file of the picture that is used: the largest, then the default, a moving one, the first."""
     audio_stream: int | None = None
     """Likewise of the sound: the default one, then the first."""
     video_codec: str | None = None

@@ -51,7 +51,7 @@ def rejected(source: Source, rule: str, measured: str, limit: str) -> Reject:
 def wrong_kind(source: Source, _limits: Limits) -> Reject | None:
     """Reject stills and sound files that were given as clips; an animation is a video without sound."""
     kind = source.media_type or ""
-    still = kind.startswith("image/") and source.num_frames < 2
+    still = kind.startswith("image/") and source.num_frames == 1
     if not still and not kind.startswith("audio/"):
         return None
     return rejected(source, "kind", f"is {kind}", "a video; stills and sound files serve as references")
