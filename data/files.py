@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 arrow = cast(Any, pa)
 """A compiled library without a single type."""
@@ -24,7 +24,13 @@ ROW_GROUP = 10_000
 
 @contextmanager
 def whole(path: Path) -> Generator[Path]:
-    """A temporary path (file or folder, caller's choice) that becomes `path` only if the block succeeds."""
+    """A temporary path (file or folder, caller's choice) that becomes `path` only if the block succeeds.
+
+    Raises:
+        ValueError: what lies at `path` is of another kind, or is a folder that something else wrote.
+    """
+    if not path.name:
+        raise ValueError(f"{path} is no name to write to")
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -32,12 +38,31 @@ def whole(path: Path) -> Generator[Path]:
     try:
         yield temporary
         sync(temporary)
+        refuse_foreign(path, temporary)
         if temporary.is_dir():
             remove(path)  # a folder cannot be renamed over a full one
         temporary.replace(path)
         sync(path.parent, shallow=True)
     finally:
         remove(temporary)
+
+
+def refuse_foreign(path: Path, new: Path) -> None:
+    """Keep a mistyped output setting from deleting what is no earlier output.
+
+    Raises:
+        ValueError: `path` is not of `new`'s kind, or both are folders without one name in common.
+    """
+    if not path.exists():
+        return
+    if path.is_dir() != new.is_dir():
+        raise ValueError(
+            f"{path} is a {'folder, and a file' if path.is_dir() else 'file, and a folder'} is to be written"
+        )
+    names = {item.name for item in path.iterdir()} if path.is_dir() else set[str]()
+    if names and names.isdisjoint(item.name for item in new.iterdir()):
+        some = ", ".join(map(ascii, sorted(names)[:3]))
+        raise ValueError(f"{path} holds {len(names)} things of another origin ({some}…); delete it or name another")
 
 
 def sweep(path: Path) -> None:
@@ -114,11 +139,26 @@ def iter_records(path: Path, kind: type[Record]) -> Iterator[Record]:
     """Stream what `write_records` wrote, one row group at a time.
 
     Raises:
-        ValueError: a column is missing or unknown; the message names file and column.
+        ValueError: it is no Parquet, or a column is missing or unknown; the message names file and column.
     """
-    with cast(Any, pq.ParquetFile(path)) as file:
+    with _parquet(path), cast(Any, pq.ParquetFile(path)) as file:
         for batch in file.iter_batches(ROW_GROUP):
             yield from (kind.model_validate(row) for row in cast(list[dict[str, Any]], batch.to_pylist()))
+
+
+@contextmanager
+def _parquet(path: Path) -> Generator[None]:
+    """Arrow's errors with the name of the file that they are about."""
+    try:
+        yield
+    except arrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not Parquet that can be read: {str(error).splitlines()[0]}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        column = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"{path}, column {column}: {first['msg']}; is it of another version? Write it again"
+        ) from error
 
 
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
@@ -127,8 +167,13 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
 
 
 def num_records(path: Path) -> int:
-    """Rows of a Parquet file, from its footer."""
-    return cast(int, cast(Any, pq.read_metadata(path)).num_rows)
+    """Rows of a Parquet file, from its footer.
+
+    Raises:
+        ValueError: it is no Parquet.
+    """
+    with _parquet(path):
+        return cast(int, cast(Any, pq.read_metadata(path)).num_rows)
 
 
 def schema_of(kind: type[BaseModel]) -> Any:

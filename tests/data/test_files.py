@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data.files import read_records, sha256, whole, write_records, write_text
+from data.files import num_records, read_records, sha256, whole, write_records, write_text
 from data.records import Reject, Treatment
 
 
@@ -38,8 +38,8 @@ def test_a_killed_writer_leaves_the_old_content_and_the_next_one_sweeps_up(tmp_p
     assert list(tmp_path.glob(".folder.*.tmp"))
     with whole(path) as temporary:
         temporary.mkdir()
-        (temporary / "new").write_text("new")
-    assert [item.name for item in path.iterdir()] == ["new"]
+        (temporary / "old").write_text("new")
+    assert [item.read_text() for item in path.iterdir()] == ["new"]
     assert not list(tmp_path.glob(".*.tmp"))
 
 
@@ -74,3 +74,35 @@ def test_a_folder_hash_follows_names_and_contents_only(tmp_path: Path) -> None:
     assert sha256(tmp_path / "a") == sha256(tmp_path / "b")
     (tmp_path / "b" / "sub" / "x").rename(tmp_path / "b" / "sub" / "y")
     assert sha256(tmp_path / "a") != sha256(tmp_path / "b")
+
+
+def write_page(path: Path) -> None:
+    with whole(path) as temporary:
+        temporary.mkdir()
+        (temporary / "index.html").write_text("page")
+
+
+def test_a_folder_of_another_origin_is_never_replaced(tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    (videos / "holiday.mp4").write_bytes(b"dear")
+    with pytest.raises(ValueError, match="holds 1 things of another origin"):
+        write_page(videos)
+    with pytest.raises(ValueError, match="is a file, and a folder"):
+        write_page(videos / "holiday.mp4")
+    with pytest.raises(ValueError, match="is a folder, and a file"):
+        write_text(videos, "text")
+    assert (videos / "holiday.mp4").read_bytes() == b"dear"
+    assert [item.name for item in tmp_path.iterdir()] == ["videos"]
+
+
+def test_what_is_no_table_of_ours_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("ingest: {}")
+    with pytest.raises(ValueError, match=r"params\.yaml is not Parquet"):
+        read_records(path, Reject)
+    with pytest.raises(ValueError, match=r"params\.yaml is not Parquet"):
+        num_records(path)
+    write_records(path, [Treatment(item="0", path="a", treatment="silence", detail="none")], Treatment)
+    with pytest.raises(ValueError, match=r"params\.yaml, column \w+: "):
+        read_records(path, Reject)
