@@ -184,10 +184,23 @@ def first_frame_s(path: Path) -> float:
     raise Unreadable("holds no frame that decodes")
 
 
-def read_pictures(
-    path: Path, start_s: float, end_s: float | None, shape: ClipShape, *, may_seek: bool = True
+def read_pictures(path: Path, start_s: float, end_s: float | None, shape: ClipShape) -> tuple[NDArray[np.uint8], float]:
+    """Frames of `shape`, and the container time of the first shown frame.
+
+    Raises:
+        Unreadable: the file does not decode, or shows no frame in the span.
+    """
+    try:
+        return _pictures(path, start_s, end_s, shape, may_seek=start_s > 0)
+    except Unreadable:
+        if start_s <= 0:
+            raise
+    return _pictures(path, start_s, end_s, shape, may_seek=False)  # the index may be what is wrong
+
+
+def _pictures(
+    path: Path, start_s: float, end_s: float | None, shape: ClipShape, *, may_seek: bool
 ) -> tuple[NDArray[np.uint8], float]:
-    """Frames of `shape`, and the container time of the first shown frame."""
     with opened(path) as container:
         stream = picture_stream(container)
         clock = PictureClock(stream)
@@ -196,14 +209,12 @@ def read_pictures(
             raise Unreadable("holds no frame that decodes")
         origin_s = clock.seconds(first)
         brush = painter(stream, first, shape.height, shape.width)
-        sought = may_seek and start_s > 0 and seek(container, stream, origin_s + start_s)
+        sought = may_seek and seek(container, stream, origin_s + start_s)
         decoded = frames_of(container, stream, begun=not sought)
         timed = ((clock.seconds(frame) - origin_s, frame) for frame in (decoded if sought else _chain(first, decoded)))
         times = [start_s + index / shape.frame_rate for index in range(shape.num_frames)]
         limit_s = math.inf if end_s is None else end_s - clock.tolerance_s
         frames = _on_grid(timed, times, limit_s, clock.tolerance_s, brush, may_start_late=not sought)
-    if frames is None and sought:  # the index pointed behind the start
-        return read_pictures(path, start_s, end_s, shape, may_seek=False)
     if frames is None:
         raise Unreadable(f"shows no frame at {start_s:g} s")
     return frames, origin_s

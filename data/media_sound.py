@@ -175,7 +175,20 @@ def first_sound_s(path: Path) -> float:
 def read_stereo(
     path: Path, start_s: float, duration_s: float, rate_hz: int, *, may_seek: bool = True
 ) -> NDArray[np.float32]:
-    """Stereo (2, T) at `rate_hz` from `start_s` in container time; silence where the file has no sound."""
+    """Stereo (2, T) at `rate_hz` from `start_s` in container time; silence where the file has no sound.
+
+    Raises:
+        Unreadable: the file does not decode.
+    """
+    if may_seek and start_s > PREROLL_S:
+        try:
+            return _stereo(path, start_s, duration_s, rate_hz, may_seek=True)
+        except Unreadable:  # the index may be what is wrong
+            pass
+    return _stereo(path, start_s, duration_s, rate_hz, may_seek=False)
+
+
+def _stereo(path: Path, start_s: float, duration_s: float, rate_hz: int, *, may_seek: bool) -> NDArray[np.float32]:
     num_samples, skip = max(0, round(duration_s * rate_hz)), round(MARGIN_S * rate_hz)
     with opened(path) as container:
         stream = sound_stream(container)
@@ -189,8 +202,8 @@ def read_stereo(
             position, block = clock.place(frame)
             start = round((start_s - skip / rate_hz) * clock.rate)  # whole output samples before: no rounding later
             stop = math.ceil((start_s + duration_s + MARGIN_S) * clock.rate)
-            if number == 0 and sought and position > start:  # the index pointed behind the start
-                return read_stereo(path, start_s, duration_s, rate_hz, may_seek=False)
+            if number == 0 and sought and position > start:
+                raise Unreadable("its index points behind the start")
             if position + block.shape[1] > start:
                 blocks.append((position, block))
             if position >= stop:
