@@ -39,14 +39,20 @@ class Sampler:
     batches until they are `replay_share` of all. Conditioning modes are drawn batch by batch.
 
     Raises:
-        ValueError: no clip, or replay asked for with no clip to replay.
+        ValueError: fewer clips than one batch takes, or replay asked for with no clip to replay.
     """
 
     def __init__(self, candidates: Sequence[Candidate], stage: Stage, seed: int) -> None:
         self._new = bucketed([item for item in candidates if not item.replay])
         self._replay = bucketed([item for item in candidates if item.replay])
-        if not self._new:
+        num_clips = sum(map(len, self._new.values()))
+        if not num_clips:
             raise ValueError(f"no clip to train on (of {len(candidates)}); raise max_difficulty or add data")
+        if num_clips < stage.batch_size:
+            raise ValueError(
+                f"{num_clips} clips to train on (of {len(candidates)}) do not fill one batch of batch_size ="
+                f" {stage.batch_size}; lower batch_size, raise max_difficulty or add data"
+            )
         if stage.replay_share and not self._replay:
             raise ValueError(f"no clip of {stage.replay_groups} to replay; set replay_share to 0")
         self._stage = stage

@@ -22,7 +22,7 @@ def pool(num_new: int, num_replay: int = 0) -> list[Candidate]:
     return new + [Candidate(f"old-{index}", "0", replay=True) for index in range(num_replay)]
 
 
-@given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 3))
+@given(st.integers(5, 40), st.integers(1, 5), st.integers(0, 3))
 def test_an_epoch_deals_every_new_clip_and_never_mixes_layouts(num_new: int, batch_size: int, seed: int) -> None:
     sampler = Sampler(pool(num_new), stage(batch_size=batch_size), seed)
     dealt = [sampler.batch(step) for step in range(sampler.epoch_length)]
@@ -48,6 +48,14 @@ def test_shares_of_replay_and_conditions_are_kept() -> None:
     assert abs(replayed - 0.25) < 0.03
     modes = Counter(batch.mode for batch in dealt)
     assert abs(modes["t2va"] / len(dealt) - 0.25) < 0.06
+
+
+def test_fewer_clips_than_a_batch_are_refused_with_both_numbers() -> None:
+    with pytest.raises(
+        ValueError, match=r"3 clips to train on \(of 8\) do not fill one batch of batch_size = 4; lower"
+    ):
+        Sampler(pool(3, 5), stage(batch_size=4), 0)
+    assert len(set(Sampler(pool(4), stage(batch_size=4), 0).batch(0).clip_ids)) == 2  # of one layout: filled up
 
 
 def test_nothing_to_draw_is_refused_with_the_option_to_change() -> None:

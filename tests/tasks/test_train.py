@@ -12,7 +12,14 @@ from data.latents import LatentStore
 from tasks.train import Config, run
 
 EASY = {"conditions": {"t2va": 1.0}, "num_steps": 3, "batch_size": 2, "learning_rate": 0.003, "max_difficulty": 0.5}
-ALL = {**EASY, "start_from": "easy", "conditions": {"fl2va": 1.0}, "replay_share": 0.5, "replay_groups": ["base"]}
+ALL = {
+    **EASY,
+    "start_from": "easy",
+    "max_difficulty": 1.0,
+    "conditions": {"fl2va": 1.0},
+    "replay_share": 0.5,
+    "replay_groups": ["base"],
+}
 
 
 @pytest.fixture
