@@ -75,7 +75,7 @@ def run(config: Config) -> Path:
         "posterior": "mode",
         "dtype": "float32",
         "code_version": CODE_VERSION,
-        "clips": [[split, clip.clip_id, clip.caption] for split, clip in clips],
+        "clips": [[split, clip.clip_id, clip.caption, *other_sound(clip)] for split, clip in clips],
     }
     fingerprint = fingerprint_of(parts)
     cutting = {"store": fingerprint, "clips_per_shard": config.clips_per_shard, "accelerator": config.accelerator}
@@ -98,6 +98,13 @@ def run(config: Config) -> Path:
         write_index(temporary, sorted(rows, key=lambda row: row.clip_id), fingerprint, parts)
     remove(config.work)
     return config.latents
+
+
+def other_sound(clip: Clip) -> list[str]:
+    """Content of the file that the sound comes from, where it is not the video: the clip's id does not know it."""
+    from data.remote import local
+
+    return [] if clip.sound_path is None else [sha256(local(clip.sound_path))]
 
 
 def judge(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,36 @@ def test_a_changed_caption_changes_the_fingerprint_and_the_text_alone(
     same = [np.array_equal(stores[0].read(name, part), stores[1].read(name, part)) for part in ("video", "text.t2va")]
     assert same == [True, False]
     assert len(pool.encoded) == 4  # shards of another fingerprint are never taken
+
+
+def test_latents_of_another_model_or_shape_or_sound_are_never_taken(
+    base: Path, clips: list[Clip], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: object, parts: Sequence[Any], *__: object) -> Iterator[tuple[int, Any]]:
+        asked.extend(part.path.parent.name for part in parts[:1])
+        raise KeyboardInterrupt
+
+    def shards_of(model: Path = base, **changes: Any) -> str:
+        """The folder of shards that a run would go on in."""
+        with pytest.raises(KeyboardInterrupt):
+            run(config_of(tmp_path, model, clips, **changes))
+        return asked[-1]
+
+    asked: list[str] = []
+    monkeypatch.setattr(encode, "map_isolated", stop)
+    before = shards_of()
+    assert shards_of() == before
+    other = tmp_path / "other"
+    shutil.copytree(base, other)
+    assert shards_of(other) == before  # a copy elsewhere is the same model
+    weights = other / "vae/diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    found = {before, shards_of(other), shards_of(shape=SHAPE.model_copy(update={"width": 32}))}
+    (tmp_path / "song.wav").write_bytes(b"one")
+    clips[0] = clips[0].model_copy(update={"sound_path": str(tmp_path / "song.wav")})
+    found.add(shards_of())
+    (tmp_path / "song.wav").write_bytes(b"another")
+    assert len({*found, shards_of()}) == 5
 
 
 def test_a_shape_off_the_grid_is_refused_before_anything_is_encoded(
