@@ -234,6 +234,7 @@ def measure(config: Config, clips: Sequence[Clip], cache: Cache, facts: dict[str
 
     rows: list[Row] = []
     pairs: dict[tuple[str, str], tuple[Waveform, Waveform]] = {}
+    one_sided = {item.item for item in treatments_of(config) if item.treatment == "dead_side"}
     for clip in progress(clips, "measuring"):
         reference = cache.read(REFERENCE, clip.clip_id)
         assert reference is not None
@@ -243,7 +244,9 @@ def measure(config: Config, clips: Sequence[Clip], cache: Cache, facts: dict[str
             if subset in WITH_PICTURE:
                 row.scores.update(scoring.score_picture(reference, made))
             if subset in WITH_SOUND:
-                row.scores.update(scoring.score_sound(clip, reference, made, config.shape))
+                row.scores.update(
+                    scoring.score_sound(clip, reference, made, config.shape, one_sided=clip.source_id in one_sided)
+                )
                 if (
                     clip.has_audio
                     and made is not None
@@ -301,7 +304,6 @@ def page_of(config: Config, shown: Sequence[Clip]) -> Page:
     """What the page shows beside the numbers."""
     from tasks.report import Page
 
-    treatments = config.treatments
     return Page(
         shape=config.shape,
         num_inference_steps=config.num_inference_steps,
@@ -311,9 +313,15 @@ def page_of(config: Config, shown: Sequence[Clip]) -> Page:
         checkpoints=config.checkpoints,
         splits=config.splits,
         rejects=tuple(row for path in config.rejects if path.is_file() for row in read_records(path, Reject)),
-        treatments=tuple(read_records(treatments, Treatment)) if treatments and treatments.is_file() else (),
+        treatments=treatments_of(config),
         curriculum_picture=config.curriculum_picture,
     )
+
+
+def treatments_of(config: Config) -> tuple[Treatment, ...]:
+    """What was done to sources; nothing where there is no such table."""
+    path = config.treatments
+    return tuple(read_records(path, Treatment)) if path is not None and path.is_file() else ()
 
 
 def progress(items: Sequence[Any], title: str) -> Any:

@@ -24,6 +24,8 @@ from tasks.generations import (
 )
 
 SYNCNET_REASON = "lip sync is not measured: it needs the SyncNet weights, and nothing here reads them yet"
+ONE_SIDED = "one side of the source is silent throughout"
+"""What `validate` marks as dead_side: a fault of the recording says nothing about where on the stage a sound is."""
 NO_PARTNER = "no other source of the group to take keyframes from"
 """The one way a generation can be absent; every other failure stops the verb."""
 DIGITS = 6
@@ -84,8 +86,10 @@ def score_picture(reference: Media, made: Media | None) -> dict[str, Score]:
     return {"psnr_db": psnr.mean, "psnr_pooled_db": psnr.pooled, "psnr_middle_db": middle.pooled, "ssim": similarity}
 
 
-def score_sound(clip: Clip, reference: Media, made: Media | None, shape: ClipShape) -> dict[str, Score]:
-    """Sound scores of one generation; PESQ is added for many clips at once, see `add_pesq`."""
+def score_sound(
+    clip: Clip, reference: Media, made: Media | None, shape: ClipShape, *, one_sided: bool = False
+) -> dict[str, Score]:
+    """Sound scores of one generation; no placement where the source is `one_sided`. PESQ is added for many clips at once, see `add_pesq`."""
     names = [name for name, metric in METRICS.items() if metric.subsets == WITH_SOUND]
     if not clip.has_audio:
         return dict.fromkeys(names, Score.missing("the source has no sound to compare with"))
@@ -95,7 +99,7 @@ def score_sound(clip: Clip, reference: Media, made: Media | None, shape: ClipSha
     return {
         "lsd_db": sound.lsd_db(*pair, rate_hz),
         "envelope_r": sound.envelope_r(*pair, rate_hz),
-        "balance_db": sound.balance_error_db(*pair),
+        "balance_db": Score.missing(ONE_SIDED) if one_sided else sound.balance_error_db(*pair),
         "level_db": sound.level_error_db(*pair),
         "stoi": sound.stoi(*pair, rate_hz).mean,
         "stoi_extended": sound.stoi(*pair, rate_hz, extended=True).mean,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from data.files import sha256, write_records
 from data.media import read_clip, write_mp4
-from data.records import Clip, ClipShape, DataRefused, Report
+from data.records import Clip, ClipShape, DataRefused, Report, Treatment
 from models.generation import Generation, Generator
 from tasks import evaluate
 from tasks.evaluate import Config, run
@@ -123,6 +123,15 @@ def test_a_model_that_improved_is_measured_as_such_and_everything_is_counted(con
     assert value(report, "lse_d", "tuned/fl2va").reason.startswith("lip sync is not measured")
     assert value(report, "psnr_db", "reconstruction").value == 100
     assert len(report.per_clip) == 6 * 7
+
+
+def test_a_dead_side_is_left_out_of_the_stereo_measure(config: Config, tmp_path: Path) -> None:
+    marked = Treatment(item="s0", path="film0.mp4", treatment="dead_side", detail="the right side is silent")
+    write_records(tmp_path / "treatments", [marked], Treatment)
+    report = run(config.model_copy(update={"treatments": tmp_path / "treatments"}))
+    placed, heard = (value(report, name, "tuned/fl2va") for name in ("balance_db", "lsd_db"))
+    assert (placed.num_items, heard.num_items, placed.num_attempted) == (4, 5, 6)
+    assert "one side of the source is silent throughout (1)" in placed.reason
 
 
 def test_the_folder_is_the_same_bytes_when_made_again(config: Config) -> None:
