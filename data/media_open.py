@@ -55,6 +55,8 @@ def opened(path: Path, decoder: Literal["cpu", "auto", "cuda"] = "cpu") -> Gener
     """The file's container; every error of decoding, or of arithmetic on odd headers, becomes `Unreadable`."""
     if not path.is_file():
         raise Unreadable("there is no such file")
+    if not path.stat().st_size:
+        raise Unreadable("is empty")
     av.logging.set_level(None)  # what libraries say about damaged files is noise; errors are raised
     try:
         if (kind := foreign(head_of(path))) is not None:
