@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
@@ -18,6 +19,8 @@ from pydantic import BaseModel, ValidationError
 arrow = cast(Any, pa)
 """A compiled library without a single type."""
 Record = TypeVar("Record", bound=BaseModel)
+CLOCK_S = 2.0
+"""By how much a process's start may seem to move, s: it is told from the boot, and clocks are set."""
 ROW_GROUP = 10_000
 """Rows written and read at once: a few MB."""
 
@@ -33,7 +36,7 @@ def whole(path: Path) -> Generator[Path]:
         raise ValueError(f"{path} is no name to write to")
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{_started_s(os.getpid()):.0f}.tmp")
     remove(temporary)
     try:
         yield temporary
@@ -68,13 +71,18 @@ def refuse_foreign(path: Path, new: Path) -> None:
 def sweep(path: Path) -> None:
     """Delete what killed processes left unfinished of `path`; what a live process is writing stays."""
     for left in path.parent.glob(f".{path.name}.*.tmp"):
-        process = left.name.split(".")[-2]
+        process, _, started_s = left.name.split(".")[-2].partition("-")
         try:
-            os.kill(int(process), 0)
-        except (ProcessLookupError, ValueError):
+            alive = abs(_started_s(int(process)) - float(started_s)) <= CLOCK_S
+        except (psutil.Error, ValueError):
+            alive = False
+        if not alive:
             remove(left)
-        except PermissionError:  # alive, somebody else's
-            continue
+
+
+def _started_s(process: int) -> float:
+    """When a process began, s since 1970: numbers are given again, so a number alone does not tell who lives."""
+    return psutil.Process(process).create_time()
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -8,9 +8,10 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from data.files import num_records, read_records, sha256, whole, write_records, write_text
+from data.files import num_records, read_records, sha256, sweep, whole, write_records, write_text
 from data.records import Reject, Treatment
 
 
@@ -106,3 +107,12 @@ def test_what_is_no_table_of_ours_is_named(tmp_path: Path) -> None:
     write_records(path, [Treatment(item="0", path="a", treatment="silence", detail="none")], Treatment)
     with pytest.raises(ValueError, match=r"params\.yaml, column \w+: "):
         read_records(path, Reject)
+
+
+def test_leftovers_go_even_where_their_process_number_is_given_again(tmp_path: Path) -> None:
+    mine = psutil.Process().create_time()
+    for started_s in (mine - 1000, mine):
+        (tmp_path / f".kept.{os.getpid()}-{started_s:.0f}.tmp").write_text("half")
+    (tmp_path / ".kept.nonsense.tmp").write_text("half")
+    sweep(tmp_path / "kept")
+    assert [path.name for path in tmp_path.iterdir()] == [f".kept.{os.getpid()}-{mine:.0f}.tmp"]
