@@ -48,16 +48,19 @@ PRIMARIES: Final = {
 """Chromaticities x, y of red, green and blue. Source: ITU-R BT.2020, BT.709, SMPTE RP 431-2."""
 
 
-def to_sdr(signal_HW3: NDArray[np.uint16], transfer: int, primaries: int) -> NDArray[np.uint8]:
+def to_sdr(
+    signal_HW3: NDArray[np.uint16], transfer: int, primaries: int, levels: tuple[int, int] = (0, NUM_CODES - 1)
+) -> NDArray[np.uint8]:
     """The picture on an ordinary display (H, W, 3); greys stay grey, and no channel's light passes another's.
 
     Args:
-        signal_HW3: Full range, 65535 is 1.
+        signal_HW3: 16-bit codes.
         transfer: One of `HDR`.
         primaries: FFmpeg's number; what is not known is BT.2020, as the standard has it.
+        levels: Codes of the signal's 0 and 1.
     """
     known = next((item for item in PRIMARIES if item == primaries), ColorPrimaries.BT2020)
-    table = light_of(transfer)
+    table = light_of(transfer, *levels)
     red, green, blue = (table[signal_HW3[..., index]] for index in range(3))
     if transfer == ColorTrc.ARIB_STD_B67:
         rendered = rendering(red, green, blue, known)
@@ -93,9 +96,9 @@ def hlg_scene(signal: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @functools.cache
-def light_of(transfer: int) -> Light:
+def light_of(transfer: int, black: int, white: int) -> Light:
     """Light by signal code: of the display in cd/m² for PQ, of the scene with 1000 for its white for HLG."""
-    signal = np.linspace(0, 1, NUM_CODES)
+    signal = np.clip((np.arange(NUM_CODES) - black) / (white - black), 0, 1)
     light = PEAK * hlg_scene(signal) if transfer == ColorTrc.ARIB_STD_B67 else pq_light(signal)
     return light.astype(np.float32)
 
