@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -44,8 +45,12 @@ REFERENCE_COLUMN = re.compile(
     r"(?:_(\d+))?"
 )
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+MAX_NAMED = 10
+"""Most columns that a message names."""
 MAX_LINE = 2**22
 """Longest line of a .jsonl table, characters: a thousand times an ordinary caption; more is not a table."""
+END = "\0end of the table"
+"""A line appended to a table: it comes back as a row of its own unless a quote is open."""
 MAX_UNREAD = 100
 """Most names of unread columns that are remembered."""
 
@@ -108,7 +113,8 @@ def rows_of(table: Path, name: str, columns: Mapping[str, str], unread: set[str]
         if len(unread) < MAX_UNREAD:
             unread.update(roles.unread)
         if not roles.paths:
-            message = f"no column of paths; name one {' or '.join(PATH_COLUMNS[:4])}"
+            has = ", ".join(map(repr, itertools.islice(fields, MAX_NAMED)))
+            message = f"no column of paths among {has}; name one {' or '.join(PATH_COLUMNS[:4])}"
             if number == 1:
                 raise ValueError(f"{name}, row 1: {message}")
             yield Row(number, error=message)
@@ -154,11 +160,15 @@ def _row(number: int, fields: Mapping[str, object], roles: Roles) -> Row:
 
 
 def words_in(fields: Mapping[str, object], origin: str, roles: Roles | None = None) -> Words:
-    """Caption, its language and the licence of a row or a JSON sidecar."""
+    """Caption, its language and the licence of a row or a JSON sidecar.
+
+    Raises:
+        ValueError: one of them is neither text nor a number.
+    """
     roles = roles or roles_of(tuple(fields))
 
     def first(names: tuple[str, ...]) -> str | None:
-        return next((line for name in names if (line := one_line(str(fields.get(name) or "")))), None)
+        return next((line for name in names if (line := one_line(words_of(name, fields.get(name))))), None)
 
     caption = first(roles.captions)
     written_by = first(("caption_from",)) or origin
@@ -173,6 +183,17 @@ def one_line(text: str) -> str | None:
 def valid(text: str) -> str:
     """Text with what no UTF-8 file can hold replaced."""
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def words_of(name: str, value: object) -> str:
+    """The text in a cell; a number is text that a table's writer did not quote.
+
+    Raises:
+        ValueError: it is something else: a list, an object.
+    """
+    if value is None or isinstance(value, bool | str | int | float):
+        return "" if value is None or isinstance(value, bool) else str(value)
+    raise ValueError(f"its {name} is text, not {type(value).__name__}")
 
 
 def text_in(value: object) -> str:
@@ -231,15 +252,21 @@ def _parquet_rows(table: Path, name: str) -> Iterator[Mapping[str, object]]:
 
 
 def _csv_rows(stream: TextIO, name: str, delimiter: str) -> Iterator[Mapping[str, object] | str]:
-    reader = csv.reader(stream, delimiter=delimiter)
+    reader = csv.reader(itertools.chain(stream, [END]), delimiter=delimiter)
     try:
-        header = next(reader, list[str]())
+        header = next(reader)
+        _see_closed(header, name, 1)
+        begin = reader.line_num + 1
         if not _is_utf8("".join(header)):
             raise ValueError(f"{name} is not UTF-8; save it as UTF-8")
         if len(set(header)) < len(header):
             twice = sorted({column for column in header if header.count(column) > 1})
             raise ValueError(f"{name} has more than one column called {', '.join(map(repr, twice))}")
         for cells in reader:
+            if cells == [END]:
+                return
+            _see_closed(cells, name, begin)
+            begin = reader.line_num + 1
             if len(cells) > len(header):
                 yield f"has {len(cells)} cells under {len(header)} columns; quote text that holds the separator"
             elif not _is_utf8("".join(cells)):
@@ -248,6 +275,12 @@ def _csv_rows(stream: TextIO, name: str, delimiter: str) -> Iterator[Mapping[str
                 yield dict(zip(header, cells, strict=False))
     except csv.Error as error:
         raise ValueError(f"{name}, line {reader.line_num}: {error}; is a quote left open?") from error
+
+
+def _see_closed(cells: list[str], name: str, line: int) -> None:
+    """Refuse a row that has swallowed all that followed."""
+    if cells and cells != [END] and cells[-1].endswith(END):
+        raise ValueError(f"{name}, line {line}: a quote is opened and never closed")
 
 
 def _json_lines(stream: TextIO, name: str) -> Iterator[Mapping[str, object] | str]:

@@ -127,14 +127,21 @@ def test_a_wrong_row_costs_itself_alone(tmp_path: Path) -> None:
     lines = [
         b'{"path": "a.mp4"}', b'{"path": ', b"[1]", b'{"path": 3}', b'{"caption": "x"}', b'{"path": "caf\xe9"}',
         b'{"path": "z", "references": [1]}', b"[" * 100_000, b'{"path": "b", "n": ' + b"9" * 5000 + b"}",
-        b'{"path": "c.mp4"}',
+        b'{"path": "d", "caption": ["a", "b"]}', b'{"path": "c.mp4", "caption": 7}',
     ]  # fmt: skip
     table.write_bytes(b"\n".join(lines))
     rows = read(table)
-    assert [row.number for row in rows] == list(range(1, 11))
+    assert [row.number for row in rows] == list(range(1, 12))
     assert [row.path for row in rows if row.error is None] == ["a.mp4", "c.mp4"]
     reasons = " | ".join(str(row.error) for row in rows if row.error)
-    for part in ("line 2 is not JSON: ", "is no object", "a path is text, not int", "no column of paths", "not UTF-8"):
+    for part in (
+        "line 2 is not JSON: ",
+        "is no object",
+        "a path is text, not int",
+        "no column of paths",
+        "not UTF-8",
+        "caption is text",
+    ):
         assert part in reasons
     table = tmp_path / "t.csv"
     table.write_bytes(b"path,caption\na.mp4,x\nb.mp4,one, two\nc\xe9.mp4,y\n,z\nd.mp4\n\ne.mp4,\n")
@@ -151,7 +158,7 @@ def test_a_wrong_row_costs_itself_alone(tmp_path: Path) -> None:
     ("name", "content", "reason"),
     [
         ("t.jsonl", b'{"path": \n', r"t.jsonl, row 1: line 1 is not JSON"),
-        ("t.jsonl", b'{"name": "a.mp4"}\n', "row 1: no column of paths; name one path or video or"),
+        ("t.jsonl", b'{"name": "a.mp4"}\n', "row 1: no column of paths among 'name'; name one path or video or"),
         ("t.jsonl", b"[1]\n", "list of objects"),
         ("t.jsonl", b'{"path": "' + b"x" * 2**22, "line 1 is longer than 4194304 characters"),
         ("t.json", b'[{"path": "a"},\n', "t.json is not JSON at line 2"),
@@ -160,6 +167,9 @@ def test_a_wrong_row_costs_itself_alone(tmp_path: Path) -> None:
         ("t.csv", "path\na\n".encode("utf-16"), "t.csv is not UTF-8; save it as UTF-8"),
         ("t.csv", b"path,path\na,b\n", "more than one column called 'path'"),
         ("t.csv", b'path\n"' + b"x" * 200_000, "is a quote left open"),
+        ("t.csv", b'path,caption\na.mp4,"two\nlines"\nb.mp4,"open\nc.mp4,lost', "line 4: a quote is opened and never"),
+        ("t.csv", b'path,"caption\na.mp4,x\n', "line 1: a quote is opened and never"),
+        ("t.csv", b"path;caption\na.mp4;x\n", "no column of paths among 'path;caption'; name one path"),
         ("t.parquet", b"PAR1 not", "t.parquet is not Parquet"),
     ],
 )
