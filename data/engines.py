@@ -14,6 +14,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 WINDOW = 64
 """Items a worker may be ahead of the oldest unanswered one: how many results wait for their turn at most."""
+MOST_GB = 1e6
+"""No machine has a petabyte, and the system's own limits end at 2⁶³ bytes."""
 
 
 class RayCluster(Frozen):
@@ -48,9 +50,9 @@ class Engine(Frozen):
     """Files at work at once with `local`, each in a process of its own."""
     max_item_s: float = Field(default=1800.0, gt=0)
     """Longest time one file may take, s; after that it is given up and its row says so."""
-    max_item_gb: float = Field(default=4.0, gt=0)
+    max_item_gb: float = Field(default=4.0, gt=0, le=MOST_GB)
     """Most memory one file may take, GB (10⁹ bytes); an 8K frame takes 0.2, a decoder with its references 2."""
-    max_file_gb: float = Field(default=64.0, gt=0)
+    max_file_gb: float = Field(default=64.0, gt=0, le=MOST_GB)
     """Largest file that working on one may write, GB: a local copy of a remote video, a measurement."""
     ray: RayCluster = RayCluster()
     """Settings of `ray`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from data.records import Clip, Frozen, Reject, Source
 
@@ -14,6 +14,8 @@ class Filters(Frozen):
 
     The defaults leave out what holds nothing to learn from; what is merely less beautiful is a matter of taste.
     """
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     min_luma: float | None = Field(default=0.02, ge=0, le=1)
     """Least mean luma, 0–1; below it the picture is black."""

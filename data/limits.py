@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
 from data.captions import CaptionLimits
 from data.records import ClipShape
@@ -14,6 +14,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class Limits(CaptionLimits):
     """What a source must be to be used, and the shape it is brought to; None asks nothing."""
+
+    model_config = ConfigDict(allow_inf_nan=False)  # nothing is above or below NaN: such a limit is silently none
 
     shape: ClipShape = ClipShape()
     """What a training clip is; treatments are stated relative to it."""
@@ -67,3 +69,12 @@ class Limits(CaptionLimits):
     """Largest share of the picture that is black bars throughout; likewise."""
     default_caption: str = Field(default="a video with sound", min_length=1)
     """Caption of a source that has none."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Limits:
+        for low in type(self).model_fields:
+            high = low.replace("min_", "max_", 1)
+            least, most = getattr(self, low), getattr(self, high, None)
+            if low.startswith("min_") and least is not None and most is not None and least > most:
+                raise ValueError(f"{low} = {least:g} is above {high} = {most:g}, so nothing can pass")
+        return self

@@ -31,16 +31,23 @@ def load_section(verb: str, params: Path, overrides: Sequence[str]) -> dict[str,
     """The verb's section of `params`, with `key=value` overrides applied (dots descend, values are YAML).
 
     Raises:
-        ValueError: the file or the section does not exist, or an override is not `key=value`.
+        ValueError: the file or the section does not exist or is none, or an override is not `key=value`.
     """
     if not params.is_file():
         raise ValueError(f"{params} does not exist; run from the checkout or pass --params")
-    sections = cast(dict[str, Any], yaml.safe_load(params.read_text(encoding="utf-8")))
+    try:
+        loaded = cast(object, yaml.safe_load(params.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{params} is not YAML: {' '.join(str(error).split())}") from error
+    sections = cast(dict[str, Any], loaded if isinstance(loaded, dict) else {})
     if verb in LOOKERS:
         sections = {verb: {name: sections.get(name, {}) for name in LOOKERS[verb]}}
     if verb not in sections and verb != "run":
         raise ValueError(f"{params} has no section `{verb}`")
-    section = cast(dict[str, Any], sections.get(verb, {}))
+    given = cast(object, sections.get(verb, {}))
+    if not isinstance(given, dict):
+        raise ValueError(f"{params}: section `{verb}` holds no settings but {given!r}")  # noqa: TRY004 # wrong settings
+    section = cast(dict[str, Any], given)
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
@@ -118,7 +125,7 @@ def call(verb: str, items: Sequence[str], params: Path) -> None:
         raise ValueError(f"{' '.join(names) or 'no name given'}: {error}; {example}") from error
     try:
         module.run(config, *names)
-    except FileNotFoundError as error:
+    except OSError as error:
         if said := explain.remedy(error, verb, config):
             raise RuntimeError(said) from error
         raise
@@ -153,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValidationError, ValueError, RuntimeError, GateFailed, DataRefused, OSError) as error:
         if arguments.debug:
             traceback.print_exc()
-        sys.stderr.write(f"soundstage {verb}: {explain.one_line(error)}\n")
+        sys.stderr.write(f"soundstage {verb}: {explain.printable(explain.one_line(error))}\n")
         return exit_status(error)
     except KeyboardInterrupt:
         sys.stderr.write(f"soundstage {verb}: interrupted; run it again to go on\n")

@@ -110,19 +110,34 @@ def _known(config: type[BaseModel], path: Sequence[str]) -> list[str]:
     return list(here.model_fields)
 
 
+def printable(text: str) -> str:
+    """The same on one line, with what would steer a terminal spelled out: a file's name may hold anything."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def remedy(error: OSError, verb: str, config: BaseModel) -> str:
-    """For a missing input: the file, the setting that names it, and the verb that writes it; "" for other errors."""
+    """The file an error is about, the setting that names it and, of a missing input, the verb that writes it; or ""."""
     quoted = re.search(r"'([^']+)'", str(error))  # Arrow's own error holds no name but in its words
-    if not isinstance(error, FileNotFoundError) or not (error.filename or quoted):
-        return ""
-    missing = Path(str(error.filename or (quoted and quoted[1])))
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if isinstance(value, Path) and (missing == value or missing.is_relative_to(value)):
-            writer = WRITERS.get(name) or _first_with(name, verb)
-            hint = f"; run `soundstage {writer}` first" if writer and writer != verb else ""
-            return f"{missing} does not exist ({verb}.{name} = {value}){hint}"
+    given = str(error.filename or (quoted[1] if quoted else error))
+    place = Path(re.sub(r"(^|/)\.([^/]+)\.[\d-]+\.tmp(?=/|$)", r"\1\2", given))
+    for name, value in _paths(config):
+        if not place.is_relative_to(value) and not (error.filename and value.is_relative_to(place)):
+            continue
+        if not isinstance(error, FileNotFoundError) or str(place) != given:
+            return f"{verb}.{name} = {value} cannot be used: {error.strerror or error}"
+        writer = WRITERS.get(name) or _first_with(name, verb)
+        hint = f"; run `soundstage {writer}` first" if writer and writer != verb else ""
+        return f"{place} does not exist ({verb}.{name} = {value}){hint}"
     return ""
+
+
+def _paths(config: BaseModel) -> Iterator[tuple[str, Path]]:
+    """Settings that are paths, with their names; those in a list bear the list's."""
+    for name in type(config).model_fields:
+        value = cast(object, getattr(config, name))
+        for item in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
+            if isinstance(item, Path):
+                yield name, item
 
 
 def _first_with(name: str, verb: str) -> str | None:

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.records import DataRefused, Frozen, GateFailed
-from tasks.__main__ import load_section, main
+from tasks import browse, explain
+from tasks.__main__ import PARAMS, load_section, main
 
 HEAVY = {
     "torch",
@@ -195,3 +196,57 @@ def test_prose_on_the_command_line_is_not_taken_for_yaml(tmp_path: Path) -> None
     assert load_section("generate", params, ["shape={height: 8}"])["shape"] == {"height": 8}
     with pytest.raises(ValueError, match="seed is a value"):
         load_section("generate", params, ["seed.x=1"])
+
+
+@pytest.mark.parametrize("content", ["a: b: c", "\tx", "- 1\n- 2", "ingest: 3", "\xff"])
+def test_settings_that_are_none_are_answered_in_one_line(
+    verb: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "odd.yaml").write_text(content, encoding="latin-1")
+    assert main(["ingest", "--params", "odd.yaml"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("soundstage ingest: odd.yaml")
+    assert line.count("\n") == 1
+    assert not verb.seen
+
+
+def test_a_file_name_cannot_steer_the_terminal(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    verb.error = DataRefused("\x1b[2J\nsoundstage: all is well.mp4 has no caption")
+    assert main(["ingest"]) == 5
+    assert capsys.readouterr().err == "soundstage ingest: \\x1b[2J\\nsoundstage: all is well.mp4 has no caption\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError("gone"), "gone does not exist (browse.clips = gone); run `soundstage cut` first"),
+        (FileNotFoundError(2, "No such file", "left/a"), "left/a does not exist (browse.rejects = left/a); run `soundstage validate` first"),
+        (
+            FileNotFoundError(2, "No such file", "on/.pages.7.tmp"),
+            "browse.pages = on/pages cannot be used: No such file",
+        ),
+        (NotADirectoryError(20, "Not a directory", "work/x/y"), "browse.work = work cannot be used: Not a directory"),
+        (FileExistsError(17, "File exists", "on"), "browse.pages = on/pages cannot be used: File exists"),
+        (OSError(28, "No space left on device"), ""),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_named_with_its_setting(error: OSError, said: str) -> None:
+    given = load_section("browse", PARAMS, ["clips=gone", "rejects=[left/a]", "pages=on/pages", "work=work"])
+    assert explain.remedy(error, "browse", browse.Config.model_validate(given)) == said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ingest", "engine.max_item_gb=.inf"], "engine.max_item_gb: "),
+        (["ingest", "engine.max_file_gb=1e30"], "engine.max_file_gb: "),
+        (["validate", "min_loudness_lufs=.nan"], "min_loudness_lufs: Input should be a finite number"),
+        (["validate", "min_side_px=99", "max_side_px=98"], "min_side_px = 99 is above max_side_px = 98"),
+        (["cut", "filters.min_loudness_lufs=.nan"], "filters.min_loudness_lufs: Input should be a finite number"),
+    ],
+)
+def test_settings_by_which_nothing_could_pass_are_refused(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
