@@ -90,7 +90,7 @@ def run(config: Config) -> Result:
     """Write clips and rejects in the order of the sources; every source has a clip or a reject.
 
     Raises:
-        DataRefused: no source gives a clip, or a critical expectation fails.
+        DataRefused: no source gives a clip, or a critical expectation fails; no clips are left then.
         RuntimeError: a detector or encoder that is asked for is not installed.
     """
     from data import detectors, hardware
@@ -99,6 +99,7 @@ def run(config: Config) -> Result:
     if config.engine.name == "local":
         hardware.hwaccel(config.sensing.decoder)  # says once, here, whether the card decodes; children are silent
     num_sources = files.num_records(config.accepted)
+    files.remove(config.clips)
     with files.whole(config.work / "cut") as work:
         work.mkdir()
         counts = first_pass(config, work)
@@ -165,7 +166,6 @@ def spilled(work: Path) -> Iterator[Reject]:
 def refuse(config: Config, work: Path, num_sources: int) -> None:
     """Write why there is no clip, and say so."""
     files.write_records(config.rejects, spilled(work), Reject)
-    files.remove(config.clips)
     rules_broken = Counter(reject.rule for reject in spilled(work))
     counts = ", ".join(f"{count} by {rule}" for rule, count in rules_broken.most_common())
     length = float(config.shape.duration_s)
@@ -207,7 +207,11 @@ def judge(config: Config) -> None:
     assert config.expectations is not None
     docs = config.docs or config.work / "docs"
     table = expectations.clips_frame(files.iter_records(config.clips, Clip), config.shape)
-    judging.enforce("clips", table, expectations.clips_suite(config.shape), config.expectations, docs)
+    try:
+        judging.enforce("clips", table, expectations.clips_suite(config.shape), config.expectations, docs)
+    except DataRefused:
+        files.remove(config.clips)
+        raise
 
 
 def cut_all(config: Config) -> Iterator[Cut]:

@@ -75,8 +75,9 @@ def run(config: Config) -> Result:
 
     Raises:
         DataRefused: fewer than three clusters of sources have clips, a split stays empty, the splits leak, or a
-            critical expectation fails.
+            critical expectation fails. No split is left then, neither this run's nor an earlier one's.
     """
+    withdraw(config)
     columns = read_columns(config.clips)
     sources = by_source(columns, config.clips)
     draw = splits.draw_name(config.seed, config.val_share, config.test_share)
@@ -94,10 +95,11 @@ def run(config: Config) -> Result:
     splits.write_ledger(config.ledger, splits.merged(ledger, sources["source_id"], drawn), draw)
     files.write_records(config.rejects, left_out(sources, drawn), Reject)
     divide(config, columns, sources["source_id"], drawn)
-    leaks = leaks_of(config)
-    if any(leaks.values()):
-        raise DataRefused(f"{config.splits} leaks: {', '.join(f'{count} {name}' for name, count in leaks.items())}")
-    check_expectations(config)
+    try:
+        leaks = proved(config)
+    except DataRefused:
+        withdraw(config)
+        raise
     table = stratification(columns, sources["source_id"], drawn, config)
     write_cards(config, table)
     counts = {name: files.num_records(config.splits / f"{name}.parquet") for name in splits.SPLITS}
@@ -112,6 +114,12 @@ def run(config: Config) -> Result:
     files.write_text(config.splits / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     num_out = int((drawn.split == splits.OUT).sum())
     return Result(num_left_out=num_out, **{f"num_{name}": count for name, count in counts.items()})
+
+
+def withdraw(config: Config) -> None:
+    """Take back the splits, so that no verb trains or shows what was refused or belongs to other clips."""
+    for name in (*(f"{name}.parquet" for name in splits.SPLITS), "summary.json"):
+        files.remove(config.splits / name)
 
 
 def read_columns(clips: Path) -> Any:
@@ -211,6 +219,19 @@ def is_sorted(values: Any) -> bool:
     """Whether no value is smaller than the one before."""
     column = splits.flat(values)
     return bool(compute.all(compute.less_equal(column[:-1], column[1:])).as_py()) if len(column) > 1 else True
+
+
+def proved(config: Config) -> dict[str, int]:
+    """The leaks, which are none.
+
+    Raises:
+        DataRefused: there are some, or a critical expectation fails.
+    """
+    leaks = leaks_of(config)
+    if any(leaks.values()):
+        raise DataRefused(f"{config.splits} leaks: {', '.join(f'{count} {name}' for name, count in leaks.items())}")
+    check_expectations(config)
+    return leaks
 
 
 def leaks_of(config: Config) -> dict[str, int]:

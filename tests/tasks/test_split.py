@@ -162,6 +162,24 @@ def test_fewer_than_three_clusters_are_refused_with_numbers(tmp_path: Path, make
         run(config_of(tmp_path, clips))
 
 
+def test_a_refused_run_leaves_no_split_of_an_earlier_one(
+    tmp_path: Path, make_clip: Maker, monkeypatch: pytest.MonkeyPatch
+):
+    config = config_of(tmp_path, some(make_clip, 30))
+    run(config)
+    before = config.ledger.read_bytes()
+    few = config_of(tmp_path, some(make_clip, 2))
+    with pytest.raises(DataRefused, match="holds 4 clips of 2 sources"):
+        run(few)
+    assert not list(config.splits.iterdir())
+    assert config.ledger.read_bytes() == before
+    run(config_of(tmp_path, some(make_clip, 30)))
+    monkeypatch.setattr("tasks.split.leaks_of", lambda _: {"sources": 1})
+    with pytest.raises(DataRefused, match="leaks: 1 sources"):
+        run(config)
+    assert not list(config.splits.iterdir())
+
+
 def test_a_leak_between_written_files_is_found(tmp_path: Path, make_clip: Maker):
     config = config_of(tmp_path, some(make_clip, 30))
     run(config)
