@@ -120,6 +120,8 @@ def given_file(file: str) -> Given:
     place = os.path.abspath(remote.plain(file))  # noqa: PTH100  # resolve() would follow links
     root, _, name = place.rpartition("/")
     names = {item.name for item in _scan(root or "/")} if os.path.isdir(root or "/") else {name}  # noqa: PTH112
+    if (reason := _unfinished(name)) is not None:
+        return _below(root or "/", place, error=reason)
     return _in_company(root or "/", place, names, _companions(names).get(PurePosixPath(name).stem, []))
 
 
@@ -151,20 +153,26 @@ def _contents(root: str, folder: str) -> Iterator[Given | str]:
     companions = _companions(names)
     owned = {name for found in companions.values() for name in found}
     for item in sorted(items, key=lambda item: item.name + "/" * item.is_folder):
-        file, suffix = f"{folder.rstrip('/')}/{item.name}", PurePosixPath(item.name).suffix.lower()
+        file = f"{folder.rstrip('/')}/{item.name}"
         if item.is_folder and item.is_link:
             yield _below(root, file, error="is a linked folder; links to folders are not followed")
         elif item.is_folder:
             yield file
-        elif suffix in UNFINISHED:
-            yield _below(root, file, error=f"is an unfinished download ({suffix}); finish it or delete it")
-        elif suffix not in SIDECARS and item.name not in owned:
+        elif (reason := _unfinished(item.name)) is not None:
+            yield _below(root, file, error=reason)
+        elif not item.name.lower().endswith(SIDECARS) and item.name not in owned:
             orphan = COMPANION.fullmatch(item.name)
             if orphan is None:
                 yield _in_company(root, file, names, companions.get(PurePosixPath(item.name).stem, []))
             else:
                 reason = f"is named as the reference of a clip that is not beside it ({orphan[1]}.*)"
                 yield _below(root, file, "reference", reason)
+
+
+def _unfinished(name: str) -> str | None:
+    """Why a file with this name is not looked at, if it is a download under way."""
+    suffix = PurePosixPath(name).suffix.lower()
+    return f"is an unfinished download ({suffix}); finish it or delete it" if suffix in UNFINISHED else None
 
 
 def _scan(folder: str) -> list[Item]:

@@ -20,7 +20,8 @@ from data.engines import Engine, Lost, map_ordered
 from data.records import Clip, Frozen, Reject, Source, Treatment
 from data.sensing import Sensing
 from tasks import browse_page
-from tasks.browse_page import address, command, rounded
+from tasks.browse_page import address, rounded
+from tasks.explain import inspect_command
 
 SAFE = re.compile(r"[0-9a-f]{16}(-\d{1,12})?")
 """Ids of sources and clips, which name thumbnail files."""
@@ -303,7 +304,7 @@ def item_of(
         "id": name,
         "path": path,
         "url": address(path, config.pages),
-        "command": command(path),
+        "command": inspect_command(path),
         "group": "" if source is None else source.group,
         "caption": "" if source is None else source.caption or "",
         "start": start_of(name),
@@ -316,7 +317,7 @@ def item_of(
 def reject_row(reject: Reject, pictured: set[str]) -> dict[str, Any]:
     """A line of the table of what was left out."""
     span = f" at {start_of(reject.item):.3f} s" if is_span(reject) else ""
-    own = {"span": span, "command": command(reject.path), "thumb": reject.item in pictured}
+    own = {"span": span, "command": inspect_command(reject.path), "thumb": reject.item in pictured}
     return reject.model_dump() | own
 
 

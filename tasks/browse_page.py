@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -224,11 +223,6 @@ def address(path: str, pages: Path) -> str | None:
     if "://" in path:
         return None
     return quote(Path(os.path.relpath(path, pages)).as_posix(), safe="/")
-
-
-def command(path: str) -> str:
-    """The shell command that checks one file again."""
-    return f"soundstage inspect {shlex.quote(f'./{path}' if path.startswith('-') else path)}"
 
 
 def rounded(value: object) -> object:

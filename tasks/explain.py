@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
@@ -113,6 +114,22 @@ def _known(config: type[BaseModel], path: Sequence[str]) -> list[str]:
 def printable(text: str) -> str:
     """The same on one line, with what would steer a terminal spelled out: a file's name may hold anything."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def inspect_command(path: str) -> str:
+    """The shell command that checks one file again; what does not print is written as bytes, which a paste survives."""
+    name = f"./{path}" if path.startswith("-") else path
+    if name.isprintable():
+        return f"soundstage inspect {shlex.quote(name)}"
+    escaped = "".join(
+        f"\\{letter}"
+        if letter in "\\'"
+        else letter
+        if letter.isprintable()
+        else "".join(f"\\x{byte:02x}" for byte in letter.encode())
+        for letter in name
+    )
+    return f"soundstage inspect $'{escaped}'"
 
 
 def remedy(error: OSError, verb: str, config: BaseModel) -> str:

@@ -6,7 +6,6 @@ Example: soundstage validate min_duration_s=2 max_missing_caption_share=0
 from __future__ import annotations
 
 import itertools
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from data.captions import CaptionFault
 from data.limits import Limits
 from data.records import Frozen, Reject, Source, Treatment
 from data.verdicts import Verdicts, judged, total
-from tasks import judging
+from tasks import explain, judging
 
 COUNTED_ONLY = ("resize", "retime")
 """Treatments so common that the table only counts them."""
@@ -180,7 +179,7 @@ def summary(verdicts: Verdicts) -> str:
     totals = f"{total(counts)} given = {counts.get('accepted', 0)} accepted + {counts.get('rejected', 0)} rejected"
     lines.append(f"{totals}{references} ({', '.join(parts)})")
     if rows:
-        lines.append(f"look at one: soundstage inspect {shlex.quote(shown(rows[0][0]))}")
+        lines.append(f"look at one: {explain.inspect_command(rows[0][0])}")
     return "\n".join([*lines, ""])
 
 

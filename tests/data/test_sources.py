@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.paths import inside, shown
-from data.sources import Given, Reading, given_by
+from data.sources import Given, Reading, given_by, given_file
 
 
 def found_in(source: Path, **reading: object) -> list[Given]:
@@ -78,6 +78,7 @@ def test_litter_is_left_out_and_unfinished_downloads_say_so(tmp_path: Path) -> N
         "cat.mp4.part": "is an unfinished download (.part); finish it or delete it",
         "dog.mp4.CRDOWNLOAD": "is an unfinished download (.crdownload); finish it or delete it",
     }
+    assert given_file(f"{tmp_path}/cat.mp4.part").error == "is an unfinished download (.part); finish it or delete it"
 
 
 def test_references_and_sound_lie_beside_their_clip(tmp_path: Path) -> None:

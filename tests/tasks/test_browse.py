@@ -3,6 +3,7 @@ from __future__ import annotations
 import html.parser
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +17,8 @@ from data.cards import column
 from data.media import write_media
 from data.records import Clip, Reject, Source, Treatment
 from tasks import split
-from tasks.browse import Config, address, command, run
+from tasks.browse import Config, address, run
+from tasks.explain import inspect_command
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -181,6 +183,11 @@ def test_an_address_is_a_relative_one_whatever_the_name(path: str) -> None:
     assert address("s3://bucket/a.mp4", Path("data")) is None
 
 
-def test_a_command_is_safe_to_paste() -> None:
-    assert command("a'; rm -rf /.mp4") == """soundstage inspect 'a'"'"'; rm -rf /.mp4'"""
-    assert command("-x.mp4") == "soundstage inspect ./-x.mp4"
+@pytest.mark.parametrize(
+    "name", ["a'; rm -rf .mp4", "-x.mp4", "new\nline.mp4", "\x1b[2J\\'\u2028e\u0301 $(id).mp4", "\x7f0"]
+)
+def test_a_command_is_safe_to_paste(name: str) -> None:
+    said = inspect_command(name)
+    assert said.isprintable()
+    bash = subprocess.run(["bash", "-c", said.replace("soundstage inspect", "printf %s", 1)], capture_output=True)
+    assert bash.stdout.decode().removeprefix("./") == name
