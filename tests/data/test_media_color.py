@@ -143,6 +143,21 @@ def test_grey_planar_and_full_range_formats(form: str, codes: tuple[int, ...], e
     assert np.abs(rgb(frame, 24, 24) - np.array(expected)).max() <= 1
 
 
+@pytest.mark.parametrize("form", ["yuv420p", "yuv422p"])
+def test_halved_chroma_lies_where_it_was_taken(tmp_path: Path, form: str) -> None:
+    """A ramp of red whose samples lie on the left one of two pixels, as H.264 has it, is no half pixel late."""
+    frames = [flat((128, 128, 128), form, 128, colorspace=1, color_range=1) for _ in range(3)]
+    for frame in frames:
+        plane = frame.planes[2]
+        rows = np.tile(64 + np.arange(plane.line_size) * 2, (plane.height, 1)).clip(0, 255).astype(np.uint8)
+        plane.update(rows.tobytes())
+    path = write(tmp_path / "film.mp4", "libx264", frames, {"colorspace": 1, "color_range": 1}, crf="0")
+    seen = next(iter(iter_frames(path, 128, 128)))[1][64, 32:64, 0].astype(float)
+    ramp = 255 * ((128 - 16) / 219 + (64 + np.arange(32, 64) - 128) / 224 * 2 * (1 - WEIGHTS[1][0]))
+    slope = float(np.diff(ramp).mean())
+    assert abs((seen - ramp).mean()) / slope < 0.1
+
+
 @pytest.mark.parametrize(("form", "codes"), [("gray", (16, 126, 235)), ("gray10le", (64, 504, 940))])
 def test_grey_of_limited_range_is_not_taken_for_full(form: str, codes: tuple[int, ...]) -> None:
     for code, expected in zip(codes, (0, 128, 255), strict=True):
