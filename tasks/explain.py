@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import difflib
+import errno
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
@@ -134,6 +136,8 @@ def inspect_command(path: str) -> str:
 
 def remedy(error: OSError, verb: str, config: BaseModel) -> str:
     """The file an error is about, the setting that names it and, of a missing input, the verb that writes it; or ""."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _fullest(verb, config)
     quoted = re.search(r"'([^']+)'", str(error))  # Arrow's own error holds no name but in its words
     given = str(error.filename or (quoted[1] if quoted else error))
     place = Path(re.sub(r"(^|/)\.([^/]+)\.[\d-]+\.tmp(?=/|$)", r"\1\2", given))
@@ -146,6 +150,20 @@ def remedy(error: OSError, verb: str, config: BaseModel) -> str:
         hint = f"; run `soundstage {writer}` first" if writer and writer != verb else ""
         return f"{place} does not exist ({verb}.{name} = {value}){hint}"
     return ""
+
+
+def _fullest(verb: str, config: BaseModel) -> str:
+    """Which of the places that a verb writes to has least room; an error of a full disk rarely says where."""
+    rooms: list[tuple[int, str, Path]] = []
+    for name, value in _paths(config):
+        here = next((place for place in value.absolute().parents if place.is_dir()), Path("/"))
+        rooms.append((shutil.disk_usage(here).free, name, value))
+    if not rooms:
+        return ""
+    free, name, value = min(rooms)
+    return (
+        f"a disk is full; {verb}.{name} = {value} has {free / 1e6:.1f} MB left: make room there or name another place"
+    )
 
 
 def _paths(config: BaseModel) -> Iterator[tuple[str, Path]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -220,19 +221,32 @@ def test_a_file_name_cannot_steer_the_terminal(verb: ModuleType, capsys: pytest.
     ("error", "said"),
     [
         (FileNotFoundError("gone"), "gone does not exist (browse.clips = gone); run `soundstage cut` first"),
-        (FileNotFoundError(2, "No such file", "left/a"), "left/a does not exist (browse.rejects = left/a); run `soundstage validate` first"),
+        (
+            FileNotFoundError(2, "No such file", "left/a"),
+            "left/a does not exist (browse.rejects = left/a); run `soundstage validate` first",
+        ),
         (
             FileNotFoundError(2, "No such file", "on/.pages.7.tmp"),
             "browse.pages = on/pages cannot be used: No such file",
         ),
         (NotADirectoryError(20, "Not a directory", "work/x/y"), "browse.work = work cannot be used: Not a directory"),
         (FileExistsError(17, "File exists", "on"), "browse.pages = on/pages cannot be used: File exists"),
-        (OSError(28, "No space left on device"), ""),
+        (PermissionError(13, "Permission denied", "elsewhere"), ""),
     ],
 )
 def test_a_path_that_cannot_be_used_is_named_with_its_setting(error: OSError, said: str) -> None:
     given = load_section("browse", PARAMS, ["clips=gone", "rejects=[left/a]", "pages=on/pages", "work=work"])
     assert explain.remedy(error, "browse", browse.Config.model_validate(given)) == said
+
+
+def test_a_full_disk_is_named_by_the_setting_with_least_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda place: usage._replace(free=3_000_000 if Path(place) == tmp_path else 10**9)
+    )
+    given = load_section("browse", PARAMS, [f"pages={tmp_path}/pages"])
+    said = explain.remedy(OSError(28, "No space left on device"), "browse", browse.Config.model_validate(given))
+    assert said.startswith(f"a disk is full; browse.pages = {tmp_path}/pages has 3.0 MB left: ")
 
 
 @pytest.mark.parametrize(
