@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import logging
 import re
@@ -64,6 +65,7 @@ def judge(
     Raises:
         ValueError: an expectation names a kind or an option that Great Expectations does not have.
     """
+    table = neutral(table)
     with quiet():
         import great_expectations
         from great_expectations.data_context.types.base import ProgressBarsConfig
@@ -91,6 +93,22 @@ def judge(
     (validation,) = list(run.run_results.values())
     found = {str(item.expectation_config.meta["name"]): item.to_json_dict() for item in validation.results}
     return [outcome(expectation, found[expectation.name]) for expectation in expectations]
+
+
+def neutral(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its texts escaped: Great Expectations' pages print names and captions as markup (measured)."""
+    data = cast("Any", table)
+    texts = [name for name in data.columns if data[name].dtype in ("object", "str")]
+    return data.assign(**{name: data[name].map(escaped) for name in texts})
+
+
+def escaped(value: object) -> Any:
+    """A value whose texts are escaped, those in lists and mappings too; `html.unescape` undoes it exactly."""
+    if isinstance(value, str):
+        return html.escape(value, quote=False)
+    if isinstance(value, dict):
+        return {key: escaped(item) for key, item in cast("dict[str, object]", value).items()}
+    return [escaped(item) for item in cast("list[object]", value)] if isinstance(value, (list, tuple)) else value
 
 
 def naming(table: pd.DataFrame) -> list[str]:
@@ -123,7 +141,7 @@ def gx_suite(expectations: Sequence[Expectation], name: str) -> Any:
         if kind is None:
             raise ValueError(f"expectation {item.name}: Great Expectations has no Expect{item.kind}")
         severity = "critical" if item.critical else "warning"
-        built.append(kind(**item.options, severity=severity, notes=item.why, meta={"name": item.name}))
+        built.append(kind(**escaped(item.options), severity=severity, notes=item.why, meta={"name": item.name}))
     return gx.ExpectationSuite(name=name, expectations=built)
 
 
@@ -149,7 +167,7 @@ def outcome(expectation: Expectation, found: dict[str, Any]) -> Outcome:
         measured = f"could not be computed: {raised}"
     elif "observed_value" in result:
         observed = result["observed_value"]
-        measured = f"{observed:.6g}" if isinstance(observed, (int, float)) else f"{observed}"
+        measured = f"{observed:.6g}" if isinstance(observed, (int, float)) else html.unescape(f"{observed}")
     else:
         measured = f"{num_unexpected} of {result.get('element_count', 0)} rows"
     column = expectation.options.get("column")
@@ -164,7 +182,9 @@ def outcome(expectation: Expectation, found: dict[str, Any]) -> Outcome:
         measured=measured,
         limit=limit or words,
         num_unexpected=num_unexpected,
-        unexpected=tuple(sorted({" ".join(str(row[key]) for key in NAMING if key in row) for row in rows})),
+        unexpected=tuple(
+            sorted({html.unescape(" ".join(str(row[key]) for key in NAMING if key in row)) for row in rows})
+        ),
         why=expectation.why,
     )
 

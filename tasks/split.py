@@ -318,7 +318,7 @@ def write_cards(config: Config, table: list[dict[str, Any]]) -> None:
             card = cards.describe(name, config.splits / f"{name}.parquet", config.accepted, config.treatments)
             (folder / f"{name}.json").write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
             shares = {
-                f"group “{row['group']}”": f"{row['num_clusters']} clusters, {row['expected_clusters']:.1f} expected"
+                f"group “{cards.cell(row['group'])}”": f"{row['num_clusters']} clusters, {row['expected_clusters']:.1f} expected"
                 f" ({row['deviations']:+.1f} standard deviations)"
                 for row in table
                 if row["split"] == name

@@ -4,11 +4,12 @@ import json
 import logging
 import math
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from data.asking import Expectation, Outcome
+from data.asking import Expectation, Outcome, should
 from data.expectations import (
     VERSION,
     LatentFacts,
@@ -40,6 +41,43 @@ HDR_REFUSED = Limits(hdr="reject")
 def failed(sources: list[Source]) -> dict[str, Outcome]:
     """Expectations of the suite that the sources fail, by name."""
     return {item.name: item for item in judge(frame(sources, HDR_REFUSED), suite(HDR_REFUSED, 3)) if not item.success}
+
+
+EVIL = """a & b<img src=x onerror=alert(1)>'" onclick=alert(2) x=\""""
+
+
+def test_pages_print_hostile_texts_as_text_and_the_answers_have_them_as_they_are(tmp_path: Path):
+    import pandas as pd
+
+    table = pd.DataFrame({"source_id": [EVIL, "b", "c"], "path": [EVIL, "b", "&lt;"], "group": [EVIL, EVIL, "x"]})
+    asked = (
+        should("short", "ColumnValueLengthsToBeBetween", "", column="path", max_value=9),
+        should("known", "ColumnValuesToBeInSet", "", column="group", value_set=["x", EVIL[1:]]),
+        should("most", "ColumnMostCommonValueToBeInSet", "", column="group", value_set=[EVIL[1:]]),
+    )
+    found = {item.name: item for item in judge(table, asked, tmp_path)}
+    assert [item.unexpected for item in found.values()] == [(f"{EVIL} {EVIL}",), (f"{EVIL} {EVIL}", "b b"), ()]
+    assert EVIL[:20] in found["most"].measured
+    pages = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")]
+    assert sum("onerror=alert(1)" in page for page in pages) >= 2  # they do print them
+    for page in pages:
+        assert "<img src=x" not in page
+        elements = Elements(page)
+        assert not [
+            value for name, value in elements.attributes if name in {"onclick", "onerror"} and "alert" in str(value)
+        ]
+
+
+class Elements(HTMLParser):
+    """Attributes of all elements of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
 
 
 def test_good_sources_meet_every_expectation_in_the_order_of_the_table(good: list[Source]):
