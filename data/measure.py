@@ -223,7 +223,8 @@ def key(sha256: str, sensing: Sensing, sound_path: Path | None = None) -> str:
 
 @functools.cache
 def _weights_hash(path: Path) -> str:
-    return files.sha256(path) if path.exists() else "absent"
+    known = path.is_file() or (path / "config.json").is_file()  # a mistyped folder may hold a whole disk
+    return files.sha256(path) if known else "absent"
 
 
 @functools.cache

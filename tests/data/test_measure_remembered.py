@@ -106,3 +106,13 @@ def test_imports_are_followed_at_the_top_and_within_functions() -> None:
         "from data.one import x\nfrom data import two, three as third\ndef f():\n    from data import four\nimport os\n"
     )
     assert sorted(measuring.imported(code)) == ["four", "one", "three", "two"]
+
+
+def test_a_folder_that_is_no_model_is_not_read_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "films").mkdir()
+    (tmp_path / "films" / "long.mp4").write_bytes(b"x")
+    measuring.code_hash()  # it is remembered, and by the true hashes
+    read: list[Path] = []
+    monkeypatch.setattr("data.files.sha256", lambda path: read.append(path) or "0")
+    measuring.key("0" * 64, Sensing(semantics="clip", semantics_weights=tmp_path / "films"))
+    assert not read
