@@ -116,12 +116,12 @@ def encoded(
 
     Args:
         sounds: Codec, layout and arguments of `sound`, of each stream; without the last it holds nothing.
-        frames: Times, s, on a grid of 1/24000 s, and pictures; None are the usual ones.
+        frames: Times, s, on a grid of 1/24 or 1/24000 s, and pictures; None are the usual ones.
         transfer: Code of the transfer function, with the colours of BT.2020.
     """
     times = [Fraction(index, 24) for index in range(num_frames)]
     shown = list(frames) if frames is not None else list(zip(times, pictures(times, picture()), strict=True))
-    tick = Fraction(1, 24) if frames is None else Fraction(1, 24000)
+    tick = Fraction(1, 24) if all((24 * seconds).denominator == 1 for seconds, _ in shown) else Fraction(1, 24000)
     with av.open(str(path), "w", options=options or {}) as output:
         output.metadata.update(metadata or {})
         video: Any = output.add_stream(codec, rate=24)
