@@ -19,7 +19,7 @@
 | 15 | no caption | `no caption`, `empty caption`; test_validate.py::test_too_many_missing_captions_refuse_the_dataset_by_name |
 | 16 | any script | `any script` |
 | 17 | names that clash | test_cases.py::test_names_that_clash_stay_apart |
-| 18 | stills | `png`, `webp`, `gif`, `jpeg named mp4`; test_ingest.py::test_references_and_sounds_have_rows_of_their_own_after_the_clips |
+| 18 | stills | `png`, `webp`, `gif`, `jpeg named mp4`; test_media_picture.py::test_an_animation_is_a_silent_video_read_by_its_times; test_ingest.py::test_references_and_sounds_have_rows_of_their_own_after_the_clips |
 | 19 | a reference is absent | test_cases.py::test_a_clip_without_its_reference_is_left_out_before_anything_trains |
 | 20 | fewer clips than a batch | test_sampler.py::test_fewer_clips_than_a_batch_are_refused_with_both_numbers |
 | 21 | sound that is none | `no samples`, `all zeros`, `noise for packets`, `noise from the middle`; test_cases.py::test_a_sound_file_that_holds_none_is_named |
@@ -78,10 +78,6 @@ def film(name: str = "film.mp4", **options: Any) -> tuple[str, str, dict[str, An
 
 def encoded(name: str, **options: Any) -> tuple[str, str, dict[str, Any]]:
     return "encoded", name, options
-
-
-def still(suffix: str, name: str) -> tuple[str, str, dict[str, Any]]:
-    return "still", name, {"suffix": suffix}
 
 
 def numbers(content: bytes, kind: bytes, *places: int) -> list[int]:
@@ -209,10 +205,10 @@ CASES: dict[str, Case] = {
     "no caption": Case(film(caption=None), ("caption_by_default",), words='no caption; "a video with sound"'),
     "empty caption": Case(film(caption=" \n"), ("caption_by_default",), words='no caption; "a video with sound"'),
     "any script": Case(film("мяч 球 ñ é.mp4", caption="球が跳ねる, мяч, ñ, 🎈")),
-    "png": Case(still(".png", "f.png"), rejected="kind", words="is image/png"),
-    "webp": Case(still(".webp", "f.webp"), rejected="kind", words="is image/webp"),
+    "png": Case(("still", "f.png", {"suffix": ".png"}), rejected="kind", words="is image/png"),
+    "webp": Case(("still", "f.webp", {"suffix": ".webp"}), rejected="kind", words="is image/webp"),
     "gif": Case(encoded("f.gif", codec="gif", pixels="rgb8", num_frames=1), rejected="kind", words="is image/gif"),
-    "jpeg named mp4": Case(still(".jpg", "f.mp4"), rejected="kind", words="is image/jpeg"),
+    "jpeg named mp4": Case(("still", "f.mp4", {"suffix": ".jpg"}), rejected="kind", words="is image/jpeg"),
     "no samples": Case(encoded("f.mp4", sounds=[("aac", "stereo", None)]), ("silence",), words="no sound"),
     "all zeros": Case(film(heard={"gains": (0, 0)}), ("silence",), words="is all zeros"),
     "noise for packets": Case(film(), ("silence",), change=deaf, words="holds no samples"),

@@ -127,7 +127,7 @@ def test_rates_time_bases_and_counts_are_exact(
     assert facts["header_duration_s"] == pytest.approx(48 / Fraction(rate), abs=0.05)
 
 
-def test_lying_duration_is_named_with_both_numbers(tmp_path: Path) -> None:
+def test_a_lying_duration_in_mp4_is_not_believed(tmp_path: Path) -> None:
     write_mp4(tmp_path / "f.mp4", *flash_and_click(), 24, 48000)
     content = bytearray((tmp_path / "f.mp4").read_bytes())
     header = content.find(b"mvhd") + 4
@@ -139,9 +139,8 @@ def test_lying_duration_is_named_with_both_numbers(tmp_path: Path) -> None:
         content[at + 12 : at + 16] = (100 * scale).to_bytes(4, "big")
     (tmp_path / "f.mp4").write_bytes(bytes(content))
     facts = probe(tmp_path / "f.mp4")
-    if facts["header_duration_s"] == pytest.approx(100, abs=1):
-        assert "is cut short: 2.00 s of 100.00 s decode" in str(facts["error"])
-    assert facts["num_frames"] == 48
+    assert facts.get("error") is None  # the tables of samples say better, and do not promise more
+    assert (facts["num_frames"], facts["header_duration_s"]) == (48, pytest.approx(2, abs=0.05))
 
 
 def test_two_recordings_in_one_stream_are_named(tmp_path: Path) -> None:
