@@ -91,5 +91,6 @@ def failures(outcomes: Sequence[Outcome]) -> list[str]:
         rows = f"; {', '.join(item.unexpected[:10])}" if item.unexpected else ""
         more = f" and {item.num_unexpected - 10} more" if item.num_unexpected > 10 else ""
         subject = f"{item.name} ({item.column})" if item.column else item.name
-        lines.append(f"{subject}: {item.measured}, expected {item.limit}{rows}{more}")
+        why = f" ({item.why})" if item.why else ""
+        lines.append(f"{subject}: {item.measured}, expected {item.limit}{why}{rows}{more}")
     return lines

@@ -61,7 +61,7 @@ def suite(limits: Limits, min_sources: int, *, previous: int | None = None, max_
     return (
         *kept,
         must("schema", "TableColumnsToMatchSet", "tables of another version mean other things", column_set=[*MANIFEST]),
-        must("enough_sources", ROWS, "three splits need sources", min_value=min_sources),
+        must("enough_sources", ROWS, "validate.min_sources: three splits need sources", min_value=min_sources),
         must("one_row_a_content", UNIQUE, "a source in two rows leaks between splits", column="source_id"),
         must("one_row_a_file", UNIQUE, "every file is judged once", column="path"),
         must("content_hash", MATCH, "lineage rests on it", column="sha256", regex="^[0-9a-f]{64}$"),

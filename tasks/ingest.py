@@ -16,8 +16,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from data import files
 from data.engines import Engine
-from data.files import write_records
 from data.listing import Listed, Listing
 from data.records import DataRefused, Frozen, Source
 from data.sensing import Sensing
@@ -69,11 +69,12 @@ def run(config: Config) -> int:
     listing = Listing()
     listing.add(tqdm(given_by(config.source, reading), desc="ingest: list", unit="file", disable=None))
     if not len(listing):
+        files.remove(config.manifest)  # an earlier one is about other files
         raise DataRefused(f"ingest.source = {config.source} holds no media; put videos there or point it elsewhere")
     if reading.unread:
         names = ", ".join(name if name.isprintable() else ascii(name) for name in sorted(reading.unread))
         sys.stderr.write(f"ingest: nothing reads the columns {names} of {config.source}\n")
-    return write_records(config.manifest, measured(listing, config), Source)
+    return files.write_records(config.manifest, measured(listing, config), Source)
 
 
 def measured(listing: Listing, config: Config) -> Iterator[Source]:
@@ -145,7 +146,9 @@ def unfit(use: str, facts: Mapping[str, object]) -> str | None:
         return None
     if kind.startswith("image/") and int(str(facts.get("num_frames") or 0)) < 2:
         return f"is a still picture ({kind}), not a video"
-    return None if facts.get("num_video_streams") else "holds no picture, only sound"
+    if facts.get("num_video_streams"):
+        return None
+    return "holds no picture, only sound" if facts.get("num_audio_streams") else "holds neither picture nor sound"
 
 
 def unmeasured(row: Listed, error: str) -> Source:
