@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from data.latents import Arrays, LatentRow
     from models.families import Family, Frames
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Raise when the same inputs would encode to other bytes, so that old stores are refused."""
 
 

@@ -183,6 +183,7 @@ def test_two_references_of_the_same_content_both_stay_usable(tmp_path: Path, wor
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "films").mkdir()
     (tmp_path / "films" / "a.txt").write_text("alone", encoding="utf-8")
+    (tmp_path / "m.parquet").write_text("of other films")
     with pytest.raises(DataRefused, match="holds no media"):
         run(Config(source=tmp_path / "films", manifest=tmp_path / "m.parquet", work=tmp_path / "work"))
     assert not (tmp_path / "m.parquet").exists()
