@@ -37,6 +37,8 @@ MAX_STREAMS = 64
 TEXT_CODECS = ("ansi", "bintext", "xbin", "idf")
 """What the demuxer calls a picture although it is a text file."""
 ART = Disposition.attached_pic | Disposition.timed_thumbnails
+UNSEEKABLE = ("mpeg",)
+"""Demuxers that give the first frames after a seek the times of others: program streams time one frame in a dozen."""
 OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS, "max_streams": str(MAX_STREAMS)}
 CODEC_OPTIONS = {"max_pixels": str(MAX_PIXELS)}
 UNDECODED = (
@@ -131,7 +133,7 @@ def _preferred(stream: VideoStream | AudioStream) -> bool:
 
 def seek(container: InputContainer, stream: VideoStream | AudioStream, seconds: float) -> bool:
     """Go to the key frame at or before `seconds` of container time; False where nothing was moved."""
-    if seconds <= 0:
+    if seconds <= 0 or container.format.name in UNSEEKABLE:
         return False
     try:
         container.seek(math.floor(seconds / cast(Fraction, stream.time_base)), stream=stream)

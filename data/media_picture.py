@@ -5,6 +5,7 @@ Arrays: F frame, H height, W width, C channel.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
@@ -24,20 +26,35 @@ from data.records import ClipShape
 
 
 class PictureClock:
-    """Seconds of container time at which each decoded frame is shown, also where the file leaves it out."""
+    """Seconds of container time at which each decoded frame is shown, also where the file leaves it out.
+
+    AVI stores no times: its frames are shown one slot each from 0 on. What FFmpeg makes of that for H.264 jumps to and
+    fro (measured: frames 0, 3, 2, 4, 1), so there the slots are counted by the packets that bring the frames out.
+    """
 
     def __init__(self, stream: VideoStream) -> None:
         self._tick = cast(Fraction, stream.time_base)
         self._interval = float(1 / (stream.average_rate or stream.guessed_rate or Fraction(25)))
         self._previous: float | None = None
+        self._slotted = stream.container.format.name == "avi"
+        self._delay: int | None = None
         self.tolerance_s = min(float(self._tick), 0.002)
         """Rounding of a timestamp: Matroska stores milliseconds."""
 
+    def stamp(self, item: VideoFrame | Packet[VideoStream]) -> int | None:
+        """The time that a frame or packet bears, in ticks."""
+        if not self._slotted or item.dts is None:
+            return None if self._slotted else item.pts
+        if self._delay is None:
+            self._delay = item.dts
+        return item.dts - self._delay
+
     def seconds(self, frame: VideoFrame) -> float:
-        """When `frame` is shown."""
-        if frame.pts is not None:
+        """When `frame` is shown; each frame is asked about once."""
+        stamp = self.stamp(frame)
+        if stamp is not None:
             tick = frame.time_base or self._tick
-            self._previous = frame.pts * tick.numerator / tick.denominator
+            self._previous = stamp * tick.numerator / tick.denominator
         else:
             self._previous = 0.0 if self._previous is None else self._previous + self._interval
         return self._previous
@@ -124,8 +141,8 @@ def _pictures(
         origin_s = clock.seconds(first)
         brush = painter(stream, first, shape.height, shape.width)
         sought = may_seek and seek(container, stream, origin_s + start_s)
-        decoded = frames_of(container, stream, begun=not sought)
-        timed = ((clock.seconds(frame) - origin_s, frame) for frame in (decoded if sought else _chain(first, decoded)))
+        later = _timed(frames_of(container, stream, begun=not sought), clock, origin_s, sought=sought)
+        timed = later if sought else itertools.chain([(0.0, first)], later)
         times = [start_s + index / shape.frame_rate for index in range(shape.num_frames)]
         limit_s = math.inf if end_s is None else end_s - clock.tolerance_s
         frames = _on_grid(timed, times, limit_s, clock.tolerance_s, brush, may_start_late=not sought)
@@ -134,9 +151,18 @@ def _pictures(
     return frames, origin_s
 
 
-def _chain(first: VideoFrame, rest: Iterable[VideoFrame]) -> Iterator[VideoFrame]:
-    yield first
-    yield from rest
+def _timed(
+    frames: Iterable[VideoFrame], clock: PictureClock, origin_s: float, *, sought: bool
+) -> Iterator[tuple[float, VideoFrame]]:
+    """Frames with the seconds since `origin_s` at which they are shown.
+
+    Raises:
+        Unreadable: after a seek, the first does not say when; its predecessors would have to be counted.
+    """
+    for number, frame in enumerate(frames):
+        if sought and number == 0 and clock.stamp(frame) is None:
+            raise Unreadable("cannot be entered in the middle: its frames carry no times")
+        yield clock.seconds(frame) - origin_s, frame
 
 
 def _on_grid(

@@ -72,8 +72,9 @@ class PictureNotes:
 
     def take_packet(self, packet: Packet[VideoStream]) -> None:
         """Note a packet's timestamps; those that are decoded for others' sake alone are never shown."""
-        if packet.pts is not None and packet.time_base and not packet.is_discard:
-            self.note_time(float(packet.pts * packet.time_base), float((packet.duration or 0) * packet.time_base))
+        stamp = self.clock.stamp(packet)
+        if stamp is not None and packet.time_base and not packet.is_discard:
+            self.note_time(float(stamp * packet.time_base), float((packet.duration or 0) * packet.time_base))
 
     def note_time(self, seconds: float, duration_s: float) -> None:
         """Note when one frame is shown.

@@ -199,6 +199,8 @@ def _stereo(path: Path, start_s: float, duration_s: float, rate_hz: int, *, may_
         start = stop = 0
         blocks: list[Block] = []
         for number, frame in enumerate(begun(clock, frames_of(container, stream))):
+            if number == 0 and sought and frame.pts is None:
+                raise Unreadable("cannot be entered in the middle: its sound carries no times")
             position, block = clock.place(frame)
             start = round((start_s - skip / rate_hz) * clock.rate)  # whole output samples before: no rounding later
             stop = math.ceil((start_s + duration_s + MARGIN_S) * clock.rate)

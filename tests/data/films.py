@@ -29,8 +29,14 @@ PERIOD_S = 8
 BLOCK = 960
 GAINS = {"mono": [1.0], "stereo": [1.0, 0.5], "5.1": [0.5, 0.25, 0, 0, 0, 0]}
 """A right side that is half as loud, and nothing elsewhere."""
-COARSE = ("matroska", "webm")
+COARSE = ("matroska", "webm", "flv")
 """Containers whose timestamps are milliseconds."""
+ENCODERS = {
+    "libvpx-vp9": {"deadline": "realtime", "cpu-used": "8", "crf": "20", "lag-in-frames": "0"},
+    "mpeg2video": {"b": "2000000"},
+    "mpeg4": {"b": "2000000"},
+}
+"""Settings of all but x264 and x265."""
 Picture = Callable[[int], NDArray[np.uint8]]
 
 
@@ -114,7 +120,7 @@ def write(
     times = shown_at(film)
     length_s = float(times[-1] + 1 / Fraction(film.rate))
     wave = noise(film.hz)[: round(length_s * film.hz)] if sound is None else sound
-    tick = Fraction(1, 1000) if film.container in COARSE else TICK
+    tick = tick_of(film)
     with av.open(str(path), "w", format=film.container, options=dict(film.options)) as output:
         video = _video(output, film, tick)
         audio: Any = None if silent else output.add_stream(film.audio, rate=film.hz, layout=film.layout)
@@ -156,11 +162,16 @@ def _video(output: Any, film: Film, tick: Fraction) -> Any:
     video = output.add_stream(film.video, rate=film.rate)
     video.width, video.height, video.pix_fmt, video.time_base = SIDE, SIDE, "yuv420p", tick
     video.codec_context.time_base, video.codec_context.gop_size = tick, 24
-    if film.video == "libvpx-vp9":
-        video.options = {"deadline": "realtime", "cpu-used": "8", "crf": "20", "lag-in-frames": "0"}
-    else:
-        video.options = {"crf": "12", "preset": "ultrafast", **dict(film.codec_options)}
+    quality = ENCODERS.get(film.video, {"crf": "12", "preset": "ultrafast"})
+    video.options = {**quality, **dict(film.codec_options)}
     return video
+
+
+def tick_of(film: Film) -> Fraction:
+    """What timestamps are given in; old codecs count frames."""
+    if film.container in COARSE:
+        return Fraction(1, 1000)
+    return 1 / Fraction(film.rate) if film.container == "avi" or film.video.startswith("mpeg") else TICK
 
 
 def _piece(mono: NDArray[np.float32], film: Film, index: int) -> AudioFrame:
