@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import itertools
 import os
@@ -46,6 +47,10 @@ def whole(path: Path) -> Generator[Path]:
             remove(path)  # a folder cannot be renamed over a full one
         temporary.replace(path)
         sync(path.parent, shallow=True)
+    except OSError as error:
+        if error.filename is None:  # write and fsync do not say which file
+            error.filename = os.fspath(path)
+        raise
     finally:
         remove(temporary)
 
@@ -70,7 +75,7 @@ def refuse_foreign(path: Path, new: Path) -> None:
 
 def sweep(path: Path) -> None:
     """Delete what killed processes left unfinished of `path`; what a live process is writing stays."""
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         process, _, started_s = left.name.split(".")[-2].partition("-")
         try:
             alive = abs(_started_s(int(process)) - float(started_s)) <= CLOCK_S

@@ -314,7 +314,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.M
     for number in range(6):
         write_film(tmp_path / "set" / f"{number}.mp4", number)
     monkeypatch.chdir(tmp_path)
-    rows_of("set", tmp_path, tmp_path / "other work")
+    assert [row.error for row in rows_of("set", tmp_path, tmp_path / "other work")] == [None] * 6
     uninterrupted = sha256(tmp_path / "m.parquet")
     (tmp_path / "m.parquet").unlink()
     (tmp_path / "params.yaml").write_text(
@@ -329,7 +329,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "m.parquet").exists()
     kept = {path: path.stat().st_mtime_ns for path in entries(tmp_path / "work")}
     assert 1 <= len(kept) < 6
-    rows_of("set", tmp_path, tmp_path / "work")  # goes on
+    assert [row.error for row in rows_of("set", tmp_path, tmp_path / "work")] == [None] * 6  # goes on
     assert len(entries(tmp_path / "work")) == 6
     assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in kept.items())
     assert sha256(tmp_path / "m.parquet") == uninterrupted
@@ -399,6 +399,10 @@ def test_measuring_twice_is_remembered_in_the_parent_too(tmp_path: Path, monkeyp
     assert ingest.measure(row, FAST, tmp_path / "work") == first
 
 
+def no_input_output(_: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 def test_a_machine_that_is_full_stops_the_run_and_blames_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +411,10 @@ def test_a_machine_that_is_full_stops_the_run_and_blames_no_file(
     (tmp_path / "work").write_text("a file where the folder should be")
     with pytest.raises(OSError, match="work"):
         ingest.measure(row, FAST, tmp_path / "work")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_input_output)
+        with pytest.raises(OSError, match=r"Input/output error: .*worn work"):
+            ingest.measure(row, FAST, tmp_path / "worn work")
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
