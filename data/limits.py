@@ -44,7 +44,8 @@ class Limits(CaptionLimits):
     """Stereo with one silent side is marked, so that stereo measures leave it out, or rejected."""
     max_sound_gap_s: float | None = Field(default=5, ge=0)
     """Longest stretch at either end where only one of picture and sound runs, s; up to it sound is padded or trimmed.
-    Trailers hold their last picture for 3 s; more is a wrong or torn file. A sound file of its own may be longer."""
+    Trailers hold their last picture for 3 s; more is a wrong or torn file, and so is sound that lies wholly before or after
+    its picture, however near. A sound file of its own may be longer."""
     max_peak: float = Field(default=4, gt=0)
     """Largest absolute sample, full scale = 1; floating-point sound may overshoot by 12 dB, integers as floats do more."""
     max_true_peak_db: float | None = None

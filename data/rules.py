@@ -100,9 +100,12 @@ def one_sided(source: Source, limits: Limits) -> Reject | None:
 
 
 def torn_sound(source: Source, limits: Limits) -> Reject | None:
-    """Reject sound that misses, or outlasts, too much of its picture to be padded or trimmed."""
-    if limits.max_sound_gap_s is None or not has_sound(source):
+    """Reject sound that misses, or outlasts, too much of its picture to be padded or trimmed, or lies beside it."""
+    if limits.max_sound_gap_s is None or not is_audible(source):
         return None
+    if not has_sound(source):
+        limit = "sound while there is a picture; with max_sound_gap_s: null silence is used"
+        return rejected(source, "max_sound_gap_s", why_silent(source), limit)
     start, end = sound_span(source)
     gaps = {
         f"starts {start:.3f} s after": start,
@@ -215,8 +218,13 @@ def sound_span(source: Source) -> tuple[float, float]:
     """
     start = source.audio_start_s - source.video_start_s
     end = start + source.audio_duration_s
-    audible = source.audio_codec is not None and source.num_channels > 0 and source.peak > 0
-    return (start, end) if audible and start < source.video_duration_s and end > max(start, 0.0) else (0.0, 0.0)
+    meets = start < source.video_duration_s and end > max(start, 0.0)
+    return (start, end) if is_audible(source) and meets else (0.0, 0.0)
+
+
+def is_audible(source: Source) -> bool:
+    """Whether there is anything to hear, wherever it lies."""
+    return source.audio_codec is not None and source.num_channels > 0 and source.audio_duration_s > 0 < source.peak
 
 
 def has_sound(source: Source) -> bool:

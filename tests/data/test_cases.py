@@ -7,7 +7,7 @@
 | 3 | one silent side | `one side`, `one side unwanted`; test_evaluate.py::test_a_dead_side_is_left_out_of_the_stereo_measure |
 | 4 | more than two channels | `5.1`, `7.1`, `unknown layout`, `too many channels` |
 | 5 | sound shorter or longer than the picture | `short sound`, `long sound`, `torn sound` |
-| 6 | sound or picture late | `late sound`, `early sound`, `late both`; test_sync.py::test_frames_and_sound_stand_where_they_were_put |
+| 6 | sound or picture late | `late sound`, `early sound`, `late both`, `sound an hour before`, `sound after`; test_sync.py::test_frames_and_sound_stand_where_they_were_put |
 | 7 | any frame rate | `23.976`, `25`, `29.97`, `50`, `60`, `65521/2184`, `too slow`, `too fast` |
 | 8 | variable rate, more frames promised than shown | `variable rate`, `trimmed on the phone`, `lying duration` |
 | 9 | frames that fill no whole clip | `rest`; test_encode.py::test_a_shape_off_the_grid_is_refused_before_anything_is_encoded |
@@ -161,6 +161,12 @@ CASES: dict[str, Case] = {
     "early sound": Case(
         film("f.mkv", **MKV, frame_times=LATE, heard={"from_s": -0.1}, sound_start_s=0.2),
         ("delay_sound",), words="100 ms before the picture",
+    ),
+    "sound an hour before": Case(
+        film("f.mkv", **MKV, frame_times=[3600 + at for at in LATE]), rejected="max_sound_gap_s", words="never overlaps"
+    ),
+    "sound after": Case(
+        film("f.mkv", **MKV, sound_start_s=4), rejected="max_sound_gap_s", words="never overlaps the picture"
     ),
     "late both": Case(film("f.mkv", **MKV, frame_times=LATE, sound_start_s=0.3)),
     **{

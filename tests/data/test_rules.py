@@ -59,6 +59,12 @@ def test_an_ordinary_source_is_accepted_as_it_is(make_source: Maker):
             "max_sound_gap_s",
             "sound starts 6.000 s after the picture",
         ),
+        ({"audio_start_s": 2.5}, "max_sound_gap_s", "sound from 2.500 s to 4.500 s never overlaps the picture"),
+        (
+            {"video_start_s": 3600.0},
+            "max_sound_gap_s",
+            "sound from -3600.000 s to -3598.000 s never overlaps the picture",
+        ),
     ],
 )
 def test_each_fault_is_rejected_by_its_option_with_what_was_measured(
@@ -113,6 +119,14 @@ def test_limits_on_sound_ask_nothing_of_a_source_without_any(make_source: Maker)
     assert judge_one(silent, limits) == []
 
 
+def test_sound_that_never_meets_its_picture_is_taken_for_silence_only_where_that_is_asked_for(make_source: Maker):
+    apart = make_source("a.mp4", audio_start_s=2.5)
+    assert judge_one(apart, Limits(max_sound_gap_s=None)) == []
+    assert "never overlaps" in named(apart, Limits(max_sound_gap_s=None))["silence"]
+    mute = make_source("a.mp4", audio_start_s=2.5, peak=0.0)
+    assert judge_one(mute, Limits()) == []
+
+
 def test_a_sound_file_of_its_own_may_outlast_its_picture(make_source: Maker):
     assert judge_one(make_source("a.mp4", sound_path="song.wav", audio_duration_s=200.0), Limits()) == []
     assert judge_one(make_source("a.mp4", audio_duration_s=200.0), Limits(max_sound_gap_s=None)) == []
@@ -151,7 +165,6 @@ def test_a_caption_at_fault_is_replaced_cleaned_listed_or_costs_its_source_by_se
         ({"audio_codec": None, "num_channels": 0}, "silence", "no sound"),
         ({"peak": 0.0}, "silence", "all zeros"),
         ({"audio_duration_s": 0.0}, "silence", "holds no samples"),
-        ({"audio_start_s": 2.5}, "silence", "never overlaps"),
         ({"num_channels": 1, "channel_layout": "mono"}, "mono_to_stereo", "both sides"),
         ({"num_channels": 6, "channel_layout": "5.1"}, "downmix", "6 channels (5.1)"),
         ({"num_channels": 3, "channel_layout": None}, "downmix", "3 channels of unknown layout"),
