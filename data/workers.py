@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,20 @@ MAX_ITEMS = 1000
 """Items after which a child is replaced, so that what libraries leak and leave in temporary files ends with it."""
 GROWTH_SHARE = 0.25
 """Share of its memory limit that a child may gain after its first item; then it is replaced: the next needs the room."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What numeric libraries read once, when they are imported; what the user has set stays."""
+
+
+@contextlib.contextmanager
+def one_thread_each() -> Generator[None]:
+    """Children that start meanwhile compute on one thread: there is one for each core, and threads that wait spin."""
+    missing = [name for name in THREADS if name not in os.environ]
+    os.environ.update(dict.fromkeys(missing, "1"))
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
 
 
 class _Worker(Generic[Item, Result]):
@@ -56,7 +70,8 @@ class _Worker(Generic[Item, Result]):
         birth = Birth(self.function, self.limits, str(self.folder), str(self.scratch), bound)
         self.pipe, far_end = cast("tuple[Connection[Any, Any], Connection[Any, Any]]", context.Pipe())
         self.process = context.Process(target=serve, args=(far_end, birth), daemon=True)
-        self.process.start()
+        with one_thread_each():
+            self.process.start()
         self.awake, self.served = False, 0
         far_end.close()
 

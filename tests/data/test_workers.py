@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from data import workers
 from data.isolation import Limits, Lost
 from data.workers import Pool, map_isolated
 
@@ -235,6 +236,18 @@ def where_and_limits(_: int) -> tuple[str, int]:
 def test_child_works_where_we_do_and_dumps_no_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert list(map_isolated(where_and_limits, [0], 1, 30)) == [(0, (str(tmp_path), 0))]
+
+
+def threads(_: int) -> list[str | None]:
+    return [os.environ.get(name) for name in workers.THREADS]
+
+
+def test_child_computes_on_one_thread_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in workers.THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert list(map_isolated(threads, [0], 1, 30)) == [(0, ["3", "1", "1"])]
+    assert threads(0) == ["3", None, None]
 
 
 def keep(number: int, _kept: list[bytes] = []) -> int:  # noqa: B006  # the leak is the point
