@@ -43,6 +43,10 @@ STORE_ERRORS = (
 """Errors of the stores' libraries that are no OSError: they have no common ancestor."""
 
 
+class Unreachable(RuntimeError):
+    """A store does not answer: a library, credentials or the network are missing."""
+
+
 class Entry(NamedTuple):
     """One name in a remote folder."""
 
@@ -71,7 +75,7 @@ def local(path: str) -> Path:
 
     Raises:
         Unreadable: the object does not exist, may not be read, or is larger than the whole cache may be.
-        RuntimeError: the store cannot be reached: a library, credentials or the network are missing.
+        Unreachable: the store does not answer.
     """
     if not is_remote(path):
         return Path(plain(path))
@@ -98,7 +102,7 @@ def stamp(path: str) -> str:
     """What changes whenever the content does: of a file its inode, size and times, of an object its size and ETag.
 
     Raises:
-        OSError, Unreadable, RuntimeError: as `local`.
+        OSError, Unreadable, Unreachable: as `local`.
     """
     if not is_remote(path):
         status = Path(plain(path)).stat()
@@ -111,7 +115,7 @@ def entries(folder: str) -> list[Entry]:
     """Files and folders of a remote folder, by name.
 
     Raises:
-        Unreadable, RuntimeError: as `local`.
+        Unreadable, Unreachable: as `local`.
     """
     with _explained(folder):
         system, name = _system(folder)
@@ -127,7 +131,7 @@ def is_folder(path: str) -> bool:
     """Whether a remote path is a folder.
 
     Raises:
-        Unreadable, RuntimeError: as `local`; also where there is nothing.
+        Unreadable, Unreachable: as `local`; also where there is nothing.
     """
     with _explained(path):
         system, name = _system(path)
@@ -143,7 +147,7 @@ def read(path: str) -> bytes:
     """All of a small remote file.
 
     Raises:
-        Unreadable, RuntimeError: as `local`.
+        Unreadable, Unreachable: as `local`.
     """
     with _explained(path):
         system, name = _system(path)
@@ -247,7 +251,7 @@ def _system(path: str) -> tuple[Any, str]:
 
     Raises:
         ValueError: the path holds credentials or chains protocols.
-        RuntimeError: the library for its protocol is not installed.
+        Unreachable: the library for its protocol is not installed.
     """
     scheme = path.partition("://")[0].lower()
     if "::" in path or "@" in authority_of(path):
@@ -270,7 +274,9 @@ def _connected(scheme: str, _process: int) -> Any:
     except ImportError as error:
         extra = {"s3": "s3", "s3a": "s3", "oss": "oss"}.get(scheme)
         remedy = f"pip install -e '.[{extra}]'" if extra else f"install fsspec's library for {scheme}"
-        raise RuntimeError(f"{scheme}:// cannot be read: {remedy}") from error
+        raise Unreachable(f"{scheme}:// cannot be read: {remedy}") from error
+    except RuntimeError as error:  # its credentials are not set
+        raise Unreachable(str(error)) from error
     except ValueError as error:
         raise ValueError(f"{scheme}:// is no protocol that fsspec knows") from error
 
@@ -293,7 +299,7 @@ def _explained(path: str) -> Generator[None]:
         if isinstance(error, PermissionError):
             raise Unreadable("cannot be read: access denied") from error
         place = f"{path.partition('://')[0]}://{authority_of(path)}"
-        raise RuntimeError(
+        raise Unreachable(
             f"{place} cannot be reached ({type(error).__name__}); set its credentials and endpoint in the environment"
             " (AWS_… for s3, OSS_… for oss) and check the network"
         ) from error

@@ -106,6 +106,12 @@ def given_by(source: str | Path, reading: Reading | None = None) -> Iterator[Giv
             )
         is_folder, table = os.path.isdir(place), Path(place)  # noqa: PTH112
     if is_folder:
+        for name, value in (("root", reading.root), ("columns", reading.columns)):
+            if value:
+                raise ValueError(
+                    f"ingest.{name} = {value} is about tables, and ingest.source = {place} is a folder;"
+                    " leave it out or name a table"
+                )
         yield from _in_folder(place.rstrip("/") or "/")
     elif Path(place).suffix.lower() in TABLES and table is not None and table.is_file():
         yield from _in_table(table, place, reading)
@@ -114,7 +120,10 @@ def given_by(source: str | Path, reading: Reading | None = None) -> Iterator[Giv
 
 
 def given_file(file: str) -> Given:
-    """One file with the words, references and sound beside it; errors as in a folder."""
+    """One file with the words, references and sound beside it; uses and errors as in a folder.
+
+    A remote one is taken for a clip: what lies beside it is not asked.
+    """
     if remote.is_remote(file):
         return _named(file, file.rpartition("/")[0], Reading())
     place = os.path.abspath(remote.plain(file))  # noqa: PTH100  # resolve() would follow links
@@ -122,7 +131,12 @@ def given_file(file: str) -> Given:
     names = {item.name for item in _scan(root or "/")} if os.path.isdir(root or "/") else {name}  # noqa: PTH112
     if (reason := _unfinished(name)) is not None:
         return _below(root or "/", place, error=reason)
-    return _in_company(root or "/", place, names, _companions(names).get(PurePosixPath(name).stem, []))
+    companions = _companions(names)
+    if any(name in owned for owned in companions.values()):
+        return _checked(root or "/", place, "reference")
+    if name in names and (orphan := _orphaned(name)) is not None:
+        return _below(root or "/", place, "reference", orphan)
+    return _in_company(root or "/", place, names, companions.get(PurePosixPath(name).stem, []))
 
 
 def _in_folder(root: str) -> Iterator[Given]:
@@ -161,12 +175,17 @@ def _contents(root: str, folder: str) -> Iterator[Given | str]:
         elif (reason := _unfinished(item.name)) is not None:
             yield _below(root, file, error=reason)
         elif not item.name.lower().endswith(SIDECARS) and item.name not in owned:
-            orphan = COMPANION.fullmatch(item.name)
+            orphan = _orphaned(item.name)
             if orphan is None:
                 yield _in_company(root, file, names, companions.get(PurePosixPath(item.name).stem, []))
             else:
-                reason = f"is named as the reference of a clip that is not beside it ({orphan[1]}.*)"
-                yield _below(root, file, "reference", reason)
+                yield _below(root, file, "reference", orphan)
+
+
+def _orphaned(name: str) -> str | None:
+    """Why a file that belongs to none of those beside it is no clip, if its name says so."""
+    match = None if name.lower().endswith(SIDECARS) else COMPANION.fullmatch(name)
+    return match and f"is named as the reference of a clip that is not beside it ({match[1]}.*)"
 
 
 def _unfinished(name: str) -> str | None:

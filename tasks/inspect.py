@@ -10,14 +10,17 @@ import functools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from data import rules
+from data import remote, rules
 from data.engines import Lost, map_ordered
 from data.records import Frozen, Reject, Source, Treatment
 from tasks import cut, ingest, validate
+
+if TYPE_CHECKING:
+    from data.listing import Listed
 
 SAME_AS_SOURCE = {"source_id", "path", "sound_path", "references", "group", "caption", "caption_language", "licence"}
 """Columns of a clip that repeat its source's."""
@@ -110,8 +113,19 @@ def inspected(paths: Sequence[str], config: Config) -> Iterator[Findings]:
 
 
 def look(path: str, config: Config) -> Seen:
-    """Measure, judge and cut one file."""
+    """Measure, judge and cut one file; a store that does not answer costs what lies in it and nothing else."""
+    try:
+        return judged(path, config)
+    except remote.Unreachable as error:
+        return lost(path, str(error), config)
+
+
+def judged(path: str, config: Config) -> Seen:
+    """What the verbs make of one file that can be reached."""
     source = measured(path, config)
+    if source.use == "reference":
+        reject = rules.unusable(source, config.limits)
+        return Seen(source, [] if reject is None else [reject], [], cut.Cut((), ()))
     rejects = rules.judge_one(source, config.limits)
     if rejects:
         return Seen(source, rejects, [], cut.Cut((), ()))
@@ -122,8 +136,7 @@ def look(path: str, config: Config) -> Seen:
 
 def measured(path: str, config: Config) -> Source:
     """The row that `ingest` would write."""
-    from data.listing import Listed, listed
-    from data.paths import as_text, shown
+    from data.listing import listed
     from data.sources import given_file
     from data.tables import Words
 
@@ -131,7 +144,7 @@ def measured(path: str, config: Config) -> Source:
         row = listed(given_file(path))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        row = Listed(path, as_text(shown(path)), "", "clip", Words(), None, None, (), f"cannot be read: {reason}")
+        row = unlisted(path)._replace(error=f"cannot be read: {reason}")
     if config.caption is not None:
         row = row._replace(words=Words(config.caption, "given"))
     return ingest.measure(row, config.ingest.sensing, config.ingest.work)
@@ -139,13 +152,18 @@ def measured(path: str, config: Config) -> Source:
 
 def lost(path: str, reason: str, config: Config) -> Seen:
     """What is known of a file whose child process did not answer."""
+    source = ingest.unmeasured(unlisted(path), reason)
+    return Seen(source, rules.judge_one(source, config.limits), [], cut.Cut((), ()))
+
+
+def unlisted(path: str) -> Listed:
+    """The row of a file of which only the name is known."""
     from data.listing import Listed
-    from data.paths import as_text, shown
+    from data.paths import as_text, shown, without_secrets
     from data.tables import Words
 
-    row = Listed(path, as_text(shown(path)), "", "clip", Words(), None, None, (), None)
-    source = ingest.unmeasured(row, reason)
-    return Seen(source, rules.judge_one(source, config.limits), [], cut.Cut((), ()))
+    name = without_secrets(path) if remote.is_remote(path) else shown(path)
+    return Listed(path, as_text(name), "", "clip", Words(), None, None, (), None)
 
 
 def findings(seen: Seen) -> Findings:
@@ -180,7 +198,8 @@ def is_option(verb: str, option: str) -> bool:
 def table(found: Findings) -> str:
     """The findings as lines for a reader, verdict first."""
     facts, refused = found.facts, found.facts["clip_rejects"]
-    lines = [f"{words(facts['path'])}: {found.verdict}"]
+    role = ", a reference or the sound of a clip" if facts["use"] == "reference" else ""
+    lines = [f"{words(facts['path'])}: {found.verdict}{role}"]
     lines += [f"  rejected  {words(item.message)}{remedy(item)}" for item in found.rejects]
     lines += [f"  treated   {item.treatment}: {words(item.detail)}" for item in found.treatments]
     if facts["num_clips"]:

@@ -168,7 +168,7 @@ def test_missing_credentials_are_named_and_never_shown(bucket: Bucket, monkeypat
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     remote._connected.cache_clear()
-    with pytest.raises(RuntimeError, match=r"NoCredentialsError.*in the environment"):
+    with pytest.raises(remote.Unreachable, match=r"NoCredentialsError.*in the environment"):
         remote.local(f"s3://{bucket.name}/k")
     with pytest.raises(ValueError, match=r"^s3://…: credentials belong in the environment") as caught:
         remote.local("s3://key:hunter2@bucket/k")
@@ -355,6 +355,6 @@ def test_what_oss_refuses_is_an_objects_own_affair(oss: type[FakeOss], monkeypat
         monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "hush")
         monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
         remote._connected.cache_clear()
-        with pytest.raises(RuntimeError, match=r"OSS_.* in the environment|environment .*OSS_") as caught:
+        with pytest.raises(remote.Unreachable, match=r"OSS_.* in the environment|environment .*OSS_") as caught:
             remote.local("oss://films/a.mp4")
         assert "hush" not in str(caught.value)

@@ -81,6 +81,22 @@ def test_litter_is_left_out_and_unfinished_downloads_say_so(tmp_path: Path) -> N
     assert given_file(f"{tmp_path}/cat.mp4.part").error == "is an unfinished download (.part); finish it or delete it"
 
 
+def test_a_companion_named_alone_is_what_it_is_in_its_folder(tmp_path: Path) -> None:
+    touch(tmp_path, "cat.mp4", "cat.ref1.mp4", "cat.sound.wav", "dog.ref1.png", "cat.ref2.txt")
+    for name, item in by_name(tmp_path).items():
+        assert given_file(f"{tmp_path}/{name}") == item
+    for owned in ("cat.ref1.mp4", "cat.sound.wav"):
+        alone = given_file(f"{tmp_path}/{owned}")
+        assert (alone.use, alone.error) == ("reference", None)
+    assert given_file(f"{tmp_path}/absent.ref1.png").use == "clip"
+
+
+@pytest.mark.parametrize("reading", [{"root": "/films"}, {"columns": {"clip": "video"}}])
+def test_what_is_about_tables_is_refused_beside_a_folder(tmp_path: Path, reading: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"ingest\.\w+ = .* is about tables, and ingest\.source = .* is a folder"):
+        found_in(tmp_path, **reading)
+
+
 def test_references_and_sound_lie_beside_their_clip(tmp_path: Path) -> None:
     touch(tmp_path, "cat.mp4", "cat.ref10.mp4", "cat.ref2.png", "cat.ref1.wav", "cat.sound.wav", "a.b/cat.ref1.png")
     touch(tmp_path, "cats.mp4", "dog.ref1.png", "new.york.mp4", "new.york.ref1.jpg")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from data import remote
 from data.media import write_media
 from tasks.__main__ import main
 
@@ -57,6 +59,31 @@ def test_json_is_the_contract_and_every_file_has_its_verdict(place: Path, capsys
         1,
     )
     assert facts["caption"] == "blocks of colour"
+
+
+def test_a_store_that_does_not_answer_costs_only_its_own_finding(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> object:
+        raise OSError("no route")
+
+    monkeypatch.setattr(remote, "_connected", lambda *_: SimpleNamespace(_strip_protocol=str, info=refuse))
+    monkeypatch.setattr("tasks.inspect.map_ordered", lambda function, items, _engine: map(function, items))
+    found = inspected(capsys, "s3://bucket/x.mp4", "good.mp4")
+    assert isinstance(found, list)
+    assert [item["verdict"] for item in found] == ["rejected", "accepted"]
+    assert (found[0]["facts"]["path"], found[0]["rejects"][0]["rule"]) == ("s3://bucket/x.mp4", "validate.usable")
+    assert "s3://bucket cannot be reached (OSError)" in found[0]["rejects"][0]["message"]
+
+
+def test_a_reference_is_known_by_its_name_and_judged_as_one(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("good.ref1.mp4", "good.sound.mp4", "gone.ref1.mp4"):
+        (place / name).write_bytes((place / "good.mp4").read_bytes())
+    found = inspected(capsys, "good.ref1.mp4", "good.sound.mp4", "gone.ref1.mp4", "validate.min_duration_s=9")
+    assert isinstance(found, list)
+    assert [item["facts"]["use"] for item in found] == ["reference"] * 3
+    assert [item["verdict"] for item in found] == ["accepted", "accepted", "rejected"]
+    assert "is named as the reference of a clip that is not beside it" in found[2]["rejects"][0]["message"]
 
 
 def test_settings_of_the_verbs_decide(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
