@@ -15,14 +15,14 @@ def inside(file: str, root: str) -> bool:
         place = f"{_real(folder)}/{name}"
         if os.path.islink(file):  # noqa: PTH114  # a name that is too long is no link
             place = str(Path(file).resolve())
-        return place.startswith(f"{_real(root).rstrip('/')}/")
+        return place.startswith(f"{_real(os.path.abspath(root)).rstrip('/')}/")  # noqa: PTH100
     except (OSError, ValueError, RuntimeError):  # a loop of links, a name that no file system takes
         return False
 
 
 @functools.lru_cache(maxsize=4096)
 def _real(folder: str) -> str:
-    """A folder with its links followed."""
+    """An absolute folder with its links followed; a relative one would mean another after `chdir`."""
     return str(Path(folder).resolve())
 
 

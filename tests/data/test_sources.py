@@ -252,3 +252,10 @@ def test_inside_is_about_places_not_spelling(tmp_path: Path) -> None:
     assert inside(f"{tmp_path}/root/../root/a", f"{tmp_path}/root")
     assert not inside(f"{tmp_path}/rooted/a", f"{tmp_path}/root")
     assert not inside(f"{tmp_path}/root/../a", f"{tmp_path}/root")
+
+
+def test_a_relative_root_means_the_folder_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name / "set").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / name)
+        assert inside("set/a.mp4", "set")
