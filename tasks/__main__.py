@@ -11,6 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -69,13 +70,13 @@ def find(verb: str) -> ModuleType:
 
 
 def parsed(text: str) -> Any:
-    """A value of the command line as YAML; prose that YAML cannot read, or takes for a mapping, stays as it is."""
+    """A value of the command line as YAML; prose that YAML cannot read, or takes for a mapping or a date, stays as it is."""
     try:
         value = cast(object, yaml.safe_load(text))
     except yaml.YAMLError:
         return text
     is_prose = isinstance(value, dict) and not text.lstrip().startswith("{")
-    return text if is_prose else cast(Any, value)
+    return text if is_prose or isinstance(value, date) else cast(Any, value)
 
 
 def describe(verb: str, params: Path) -> str:

@@ -8,7 +8,8 @@ import errno
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, cast, get_args, get_origin
@@ -16,12 +17,26 @@ from typing import Any, Union, cast, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from tasks import MAKERS, PIPELINE
 
 FOLDER = Path(__file__).parent
 WRITERS = {"checkpoint": "train", "base": "base", "source": "sample", "report": "evaluate"}
 """Verbs that write what several earlier verbs only read under the same name."""
+QUOTED = {"string_type", "path_type"}
+"""Faults of what should be words, by pydantic's names."""
+EXPECTED = {
+    "string_type": "must be a text",
+    "path_type": "must be a path",
+    "tuple_type": "must be a list, [a, b]",
+    "dict_type": "must be names with values, {name: value}",
+    "model_type": "must be settings of its own, {name: value}",
+    "model_attributes_type": "must be settings of its own, {name: value}",
+}
+"""What pydantic says in words of Python."""
+MAX_VALUE = 60
+"""Characters of a wrong value in a message."""
 
 
 def summaries(verbs: Sequence[str]) -> str:
@@ -85,21 +100,51 @@ def _yaml(value: object) -> str:
 
 
 def one_line(error: Exception, config: type[BaseModel] | None = None) -> str:
-    """The error as one clear line: pydantic's as `field: message`, with the nearest name for an unknown one."""
+    """The error as one clear line: pydantic's as `setting = value: what it must be`, with the nearest name or choice."""
     if not isinstance(error, ValidationError):
         return str(error)
-    parts: list[str] = []
-    for item in error.errors():
-        place = [str(key) for key in item["loc"]]
-        known = _known(config, place[:-1]) if config is not None and item["type"] == "extra_forbidden" else []
-        near = difflib.get_close_matches(place[-1], known, n=1) if known else []
-        said = "there is no such setting" if item["type"] == "extra_forbidden" else item["msg"]
-        parts.append(f"{'.'.join(place) or 'settings'}: {said}{f'; did you mean {near[0]}?' if near else ''}")
-    return "; ".join(parts)
+    return "; ".join(_wrong(item, config) for item in error.errors(include_url=False))
 
 
-def _known(config: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Names of the settings at a place."""
+def _wrong(item: ErrorDetails, config: type[BaseModel] | None) -> str:
+    """One fault of pydantic's in our words."""
+    place, kind = [str(key) for key in item["loc"] if key != "[key]"], item["type"]
+    known = _settings(config, place[:-1]) if config is not None else {}
+    name, given = ".".join(place) or "settings", cast(object, item["input"])
+    if kind == "extra_forbidden":
+        return f"{name}: there is no such setting{_nearest(place[-1], known)}"
+    if kind == "missing":
+        return f"{name}: is required and not set"
+    if kind == "value_error":
+        return f"{name}: {item['msg'].removeprefix('Value error, ')}"
+    said = EXPECTED.get(kind) or item["msg"].partition(", unable")[0]
+    said = re.sub(r"^(Input|String|List|Tuple|Dictionary) should ", "must ", said)
+    if kind == "literal_error":
+        said += _nearest(str(given), re.findall(r"'(.*?)'", said))
+    if kind in QUOTED:
+        field = known.get(place[-1]) if place else None
+        said += f" ({' '.join(field.description.split()).rstrip('.')})" if field and field.description else ""
+        scalar = isinstance(given, int | float | date)
+        said += f"; a word that YAML reads as something else goes in quotes: {name}='\"…\"'" if scalar else ""
+    return f"{name} = {_shortened(given)}: {said}"
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _shortened(value: object) -> str:
+    """A value as in params.yaml, or the beginning of it."""
+    try:
+        text = _yaml(value)
+    except yaml.YAMLError:
+        text = repr(value)
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}…"
+
+
+def _settings(config: type[BaseModel], path: Sequence[str]) -> dict[str, FieldInfo]:
+    """The settings at a place, by name."""
     here, keyed = config, False
     for key in path:
         if keyed:
@@ -108,9 +153,9 @@ def _known(config: type[BaseModel], path: Sequence[str]) -> list[str]:
         field = next((field for name, field in here.model_fields.items() if (field.alias or name) == key), None)
         inner, keyed = _model_in(field.annotation) if field else (None, False)
         if inner is None:
-            return []
+            return {}
         here = inner
-    return list(here.model_fields)
+    return {field.alias or name: field for name, field in here.model_fields.items()}
 
 
 def printable(text: str) -> str:

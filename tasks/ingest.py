@@ -30,7 +30,11 @@ MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.E
 class Config(Frozen):
     """Where the videos are and where their list goes."""
 
-    source: Annotated[str, BeforeValidator(lambda given: os.fspath(given) if isinstance(given, Path) else given)]
+    source: Annotated[
+        str,
+        Field(min_length=1),
+        BeforeValidator(lambda given: os.fspath(given) if isinstance(given, Path) else given),
+    ]
     """A folder of videos with same-name .txt captions (or .json with a caption), or a .csv, .tsv, .json, .jsonl or
     .parquet table; here or at `s3://…`, `oss://…`."""
     manifest: Path

@@ -99,7 +99,7 @@ def test_traceback_only_with_debug(verb: ModuleType, capsys: pytest.CaptureFixtu
     ("words", "said"),
     [
         (["ingest", "limt=3"], "limt: there is no such setting; did you mean limit?"),
-        (["ingest", "limit=many"], "limit: Input should be a valid integer"),
+        (["ingest", "limit=many"], "limit = many: must be a valid integer"),
         (["ingest", "easy"], "easy: too many positional arguments"),
         (["ingest", "--params", "no.yaml"], "no.yaml does not exist"),
         (["run", "--params", "no.yaml"], "`run` reads params.yaml"),
@@ -239,6 +239,20 @@ def test_a_path_that_cannot_be_used_is_named_with_its_setting(error: OSError, sa
     assert explain.remedy(error, "browse", browse.Config.model_validate(given)) == said
 
 
+def test_a_folder_of_another_origin_is_refused_before_the_verb_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "holiday.mp4").touch()
+    for verb, name in (("browse", "pages"), ("split", "cards"), ("encode", "latents"), ("evaluate", "report")):
+        assert main([verb, f"{name}={tmp_path}"]) == 2
+        assert f"{name}: {tmp_path} holds 1 things of another origin ('holiday.mp4'…)" in capsys.readouterr().err
+    for verb, suite in (("validate", "manifest"), ("cut", "clips"), ("split", "splits"), ("encode", "latents")):
+        (tmp_path / suite).mkdir()
+        (tmp_path / suite / "holiday.mp4").touch()
+        assert main([verb, f"docs={tmp_path}"]) == 2
+        assert f"docs: {tmp_path}/{suite} holds 1 things" in capsys.readouterr().err
+
+
 def test_a_full_disk_is_named_by_the_setting_with_least_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(
@@ -252,11 +266,21 @@ def test_a_full_disk_is_named_by_the_setting_with_least_room(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["ingest", "engine.max_item_gb=.inf"], "engine.max_item_gb: "),
-        (["ingest", "engine.max_file_gb=1e30"], "engine.max_file_gb: "),
-        (["validate", "min_loudness_lufs=.nan"], "min_loudness_lufs: Input should be a finite number"),
+        (["ingest", "engine.max_item_gb=.inf"], "engine.max_item_gb = .inf: must be "),
+        (["ingest", "engine.max_file_gb=1e30"], "engine.max_file_gb = 1e30: must be less than"),
+        (["validate", "min_loudness_lufs=.nan"], "min_loudness_lufs = .nan: must be a finite number"),
         (["validate", "min_side_px=99", "max_side_px=98"], "min_side_px = 99 is above max_side_px = 98"),
-        (["cut", "filters.min_loudness_lufs=.nan"], "filters.min_loudness_lufs: Input should be a finite number"),
+        (["validate", "hdr=tonemap"], "hdr = tonemap: must be 'tone_map' or 'reject'; did you mean tone_map?"),
+        (["validate", "shape=7"], "shape = 7: must be settings of its own, {name: value}"),
+        (["validate", "caption_actions.mrkup=clean"], "caption_actions.mrkup = mrkup: must be 'empty', "),
+        (["split", "val_share=.9", "test_share=.5"], "settings: val_share 0.9 + test_share 0.5 leave nothing"),
+        (["ingest", "source=3"], "source = 3: must be a text (A folder of videos with "),
+        (["ingest", "source=3"], """in quotes: source='"…"'"""),
+        (["ingest", "source="], "source = null: must be a text (A folder of videos with "),
+        (["ingest", 'source=""'], 'source = "": must have at least 1 character'),
+        (["ingest", "source=[a,b]"], "source = [a, b]: must be a text (A folder of videos with "),
+        (["ingest", "source=2024-01-31"], "ingest.source = 2024-01-31 does not exist"),
+        (["cut", "filters.min_loudness_lufs=.nan"], "filters.min_loudness_lufs = .nan: must be a finite number"),
     ],
 )
 def test_settings_by_which_nothing_could_pass_are_refused(
