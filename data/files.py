@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -67,10 +68,41 @@ def refuse_foreign(path: Path, new: Path) -> None:
         raise ValueError(
             f"{path} is a {'folder, and a file' if path.is_dir() else 'file, and a folder'} is to be written"
         )
-    names = {item.name for item in path.iterdir()} if path.is_dir() else set[str]()
-    if names and names.isdisjoint(item.name for item in new.iterdir()):
+    if path.is_dir():
+        _refuse_others(path, {item.name for item in new.iterdir()})
+
+
+@dataclass(frozen=True)
+class Holds:
+    """Beside a setting's type: verbs replace the folder that it names, and `names` is what such a folder always holds."""
+
+    names: tuple[str, ...]
+    below: str = ""
+    """The one folder in it that is replaced, where the rest stays."""
+
+
+def refuse_foreign_outputs(config: BaseModel) -> None:
+    """Say before all work what `whole` would say after it.
+
+    Raises:
+        ValueError: a folder that is to be replaced is a file, or something else wrote it.
+    """
+    for name, field in type(config).model_fields.items():
+        given = cast(Path | None, getattr(config, name))
+        for kept in (item for item in field.metadata if isinstance(item, Holds) and given is not None):
+            place = cast(Path, given) / kept.below
+            if place.is_file():
+                raise ValueError(f"{name}: {place} is a file, and a folder is to be written")
+            _refuse_others(place, set(kept.names), f"{name}: ")
+
+
+def _refuse_others(folder: Path, new: set[str], setting: str = "") -> None:
+    """`refuse_foreign` of two folders, the new one known by its names."""
+    names = {item.name for item in folder.iterdir()} if folder.is_dir() else set[str]()
+    if names and names.isdisjoint(new):
         some = ", ".join(map(ascii, sorted(names)[:3]))
-        raise ValueError(f"{path} holds {len(names)} things of another origin ({some}…); delete it or name another")
+        origin = f"{folder} holds {len(names)} things of another origin ({some}…)"
+        raise ValueError(f"{setting}{origin}; delete it or name another")
 
 
 def sweep(path: Path) -> None:

@@ -124,7 +124,10 @@ def call(verb: str, items: Sequence[str], params: Path) -> None:
     except TypeError as error:
         example = next((line for line in (module.__doc__ or "").splitlines() if "soundstage " in line), "").strip()
         raise ValueError(f"{' '.join(names) or 'no name given'}: {error}; {example}") from error
+    from data.files import refuse_foreign_outputs  # not before: `--help` needs no Arrow
+
     try:
+        refuse_foreign_outputs(config)
         module.run(config, *names)
     except OSError as error:
         if said := explain.remedy(error, verb, config):

@@ -10,7 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 import pyarrow.parquet as pq
 from pydantic import BaseModel, Field
@@ -64,7 +64,7 @@ class Config(Frozen):
     """Parquets of what `validate`, `cut` and `split` left out."""
     expectations: tuple[Path, ...] = ()
     """JSON of what the expectations found."""
-    pages: Path
+    pages: Annotated[Path, files.Holds(("index.html", "thumbs"))]
     """Folder to write; start at index.html."""
     docs: Path = Path("data/store/docs")
     """Folder of the expectations' pages, to link to."""

@@ -9,7 +9,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -39,7 +39,7 @@ class Config(Frozen):
     """Parquet of clips and sources left out."""
     expectations: Path | None = None
     """JSON to write: what the expectations on all clips found; None asks none."""
-    docs: Path | None = None
+    docs: Annotated[Path | None, files.Holds(("index.html",), below="clips")] = None
     """Folder for the same as pages."""
     work: Path = Path("data/store/work")
     """Scratch folder; holds the measurements that ingest has remembered. Changes no result."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from pydantic import Field
 from tqdm import tqdm
 
-from data.files import link_or_copy, read_records, remove, sha256, whole
+from data.files import Holds, link_or_copy, read_records, remove, sha256, whole
 from data.records import Clip, ClipShape, Frozen
 from data.workers import Lost, map_isolated
 
@@ -33,11 +33,11 @@ class Config(Frozen):
     """Folder of `train`, `val` and `test` tables that `split` wrote."""
     base: Path
     """Model whose autoencoders and text side encode, a diffusers folder."""
-    latents: Path
+    latents: Annotated[Path, Holds(("index.parquet", "fingerprint.json"))]
     """Where the latent store goes."""
     expectations: Path
     """JSON of what every expectation on the latents found."""
-    docs: Path
+    docs: Annotated[Path, Holds(("index.html",), below="latents")]
     """Folder of Great Expectations' pages; the latents' are in `latents/`."""
     shape: ClipShape
     """What one clip is: frames, rate, size, sound rate."""

@@ -9,11 +9,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from pydantic import Field
 
-from data.files import read_records, remove, sha256, whole
+from data.files import Holds, read_records, remove, sha256, whole
 from data.records import Clip, ClipShape, DataRefused, Frozen, Reject, Report, Treatment
 from data.workers import Lost, map_isolated
 from tasks.generations import (
@@ -65,7 +65,7 @@ class Config(Frozen):
     """Table of what was done to sources to make them usable."""
     curriculum_picture: Path | None = None
     """Picture of the curriculum that `plan` drew."""
-    report: Path
+    report: Annotated[Path, Holds(("report.json",))]
     """Folder that gets report.json, report.html and media/."""
     work: Path = Path("data/store/work/evaluate")
     """Generations of an unfinished run are kept here, so that the next one goes on."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from math import log
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -39,13 +39,13 @@ class Config(Frozen):
     ledger: Path
     """Parquet of every source ever drawn and its split, read and extended: an old clip never changes split. Delete it
     to draw all anew; another seed or other shares do so too."""
-    cards: Path
+    cards: Annotated[Path, files.Holds(("train.json", "train.md"))]
     """Folder for the data card of each split, as JSON and as Markdown."""
     rejects: Path
     """Parquet of sources left out because they look like sources of two splits."""
     expectations: Path
     """JSON of what every expectation on the splits found."""
-    docs: Path
+    docs: Annotated[Path, files.Holds(("index.html",), below="splits")]
     """Folder of the expectations' pages; those of the splits go to `splits/` in it."""
     seed: int = 0
     """Another seed is another draw."""

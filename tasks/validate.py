@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -45,7 +46,7 @@ class Config(Limits):
     """Parquet of every caption at fault, with what was measured and done; None writes none."""
     expectations: Path
     """JSON of what every expectation found."""
-    docs: Path
+    docs: Annotated[Path, files.Holds(("index.html",), below="manifest")]
     """Folder of Great Expectations' pages, one folder a suite; start at manifest/index.html."""
     work: Path = Path("data/store/work")
     """Scratch folder; changes no result."""

@@ -7,12 +7,23 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Annotated
 
 import psutil
 import pytest
 
-from data.files import num_records, read_records, sha256, sweep, whole, write_records, write_text
-from data.records import Reject, Treatment
+from data.files import (
+    Holds,
+    num_records,
+    read_records,
+    refuse_foreign_outputs,
+    sha256,
+    sweep,
+    whole,
+    write_records,
+    write_text,
+)
+from data.records import Frozen, Reject, Treatment
 
 
 def write_forever(path: Path) -> None:
@@ -95,6 +106,27 @@ def test_a_folder_of_another_origin_is_never_replaced(tmp_path: Path) -> None:
         write_text(videos, "text")
     assert (videos / "holiday.mp4").read_bytes() == b"dear"
     assert [item.name for item in tmp_path.iterdir()] == ["videos"]
+
+
+class Places(Frozen):
+    pages: Annotated[Path, Holds(("index.html",))]
+    docs: Annotated[Path | None, Holds(("index.html",), below="clips")] = None
+    free: Path = Path()
+
+
+def test_a_folder_of_another_origin_is_refused_before_the_work_too(tmp_path: Path) -> None:
+    write_page(tmp_path / "docs/clips")
+    (tmp_path / "docs/mine.txt").touch()
+    (tmp_path / "empty").mkdir()
+    for pages in ("docs/clips", "empty", "absent"):
+        refuse_foreign_outputs(Places(pages=tmp_path / pages, docs=tmp_path / "docs", free=tmp_path))
+    with pytest.raises(ValueError, match=r"pages: .*docs holds 2 things of another origin \('clips', 'mine.txt'…\)"):
+        refuse_foreign_outputs(Places(pages=tmp_path / "docs"))
+    with pytest.raises(ValueError, match=r"pages: .*mine.txt is a file, and a folder"):
+        refuse_foreign_outputs(Places(pages=tmp_path / "docs/mine.txt"))
+    (tmp_path / "docs/clips/index.html").rename(tmp_path / "docs/clips/x")
+    with pytest.raises(ValueError, match=r"docs: .*clips holds 1 things"):
+        refuse_foreign_outputs(Places(pages=tmp_path / "empty", docs=tmp_path / "docs"))
 
 
 def test_what_is_no_table_of_ours_is_named(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def test_thumbnails_are_jpeg_files_of_the_measurement_and_videos_are_linked_at_t
 def test_the_same_inputs_give_the_same_bytes_whether_measurements_are_remembered_or_not(place: Path) -> None:
     run(config_of(place))
     before = files.sha256(place / "pages")
+    files.refuse_foreign_outputs(config_of(place))
     run(config_of(place))
     assert files.sha256(place / "pages") == before
     files.remove(place / "work")

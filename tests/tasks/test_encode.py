@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.files import sha256, write_records
+from data.files import refuse_foreign_outputs, sha256, write_records
 from data.latents import LatentStore
 from data.media import write_mp4
 from data.records import Clip, ClipShape, DataRefused
@@ -83,7 +83,9 @@ def test_a_run_killed_after_a_shard_does_only_the_rest_and_gives_the_same_bytes(
 def test_every_clip_is_in_the_store_with_all_modes(
     base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
 ) -> None:
-    store = LatentStore(run(config_of(tmp_path, base, clips, clips_per_shard=8)))
+    config = config_of(tmp_path, base, clips, clips_per_shard=8)
+    store = LatentStore(run(config))
+    refuse_foreign_outputs(config)
     assert pool.encoded == ["shard-00000.safetensors"]
     assert {name: (row.split, row.has_audio) for name, row in store.rows.items()} == {
         "bell-000000": ("train", True),
