@@ -12,6 +12,7 @@ from urllib.parse import quote
 from data import cards
 from data.files import num_records
 from data.splits import SPLITS
+from tasks.explain import on_page
 
 if TYPE_CHECKING:
     from tasks.browse import Config
@@ -50,7 +51,7 @@ def render(page: Page) -> str:
     """The page's HTML."""
     import jinja2
 
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=on_page)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     config, counts = page.config, page.counts
     known = [read_card(config.cards / f"{name}.json") for name in SPLITS]

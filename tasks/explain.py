@@ -8,6 +8,7 @@ import errno
 import re
 import shlex
 import shutil
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -35,6 +36,7 @@ EXPECTED = {
     "model_attributes_type": "must be settings of its own, {name: value}",
 }
 """What pydantic says in words of Python."""
+JOINERS = re.compile("(?<=[^\x00-\x7f])[\u200c\u200d](?=[^\x00-\x7f])")
 MAX_VALUE = 60
 """Characters of a wrong value in a message."""
 
@@ -158,9 +160,25 @@ def _settings(config: type[BaseModel], path: Sequence[str]) -> dict[str, FieldIn
     return {field.alias or name: field for name, field in here.model_fields.items()}
 
 
-def printable(text: str) -> str:
-    """The same on one line, with what would steer a terminal spelled out: a file's name may hold anything."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+def printable(text: str, kept: str = "") -> str:
+    """The same on one line, with what would steer a terminal or turn its direction spelled out, but for `kept`.
+
+    A file's name may hold anything. Joiners stay where Persian, Hindi or an emoji needs them: not beside ASCII.
+    """
+    if text.isprintable():
+        return text
+    joiners = {match.start() for match in JOINERS.finditer(text)}
+    return "".join(
+        letter
+        if letter in kept or place in joiners or letter.isprintable() or unicodedata.category(letter) == "Zs"
+        else ascii(letter)[1:-1]
+        for place, letter in enumerate(text)
+    )
+
+
+def on_page(value: object) -> object:
+    """What a template is about to print, `printable` where it is text and no markup of ours."""
+    return printable(value, "\n\t") if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def inspect_command(path: str) -> str:

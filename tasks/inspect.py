@@ -17,7 +17,7 @@ from pydantic import Field
 from data import remote, rules
 from data.engines import Lost, map_ordered
 from data.records import Frozen, Reject, Source, Treatment
-from tasks import cut, ingest, validate
+from tasks import cut, explain, ingest, validate
 
 if TYPE_CHECKING:
     from data.listing import Listed
@@ -230,7 +230,7 @@ def clip_start(clip_id: str) -> str:
 
 
 def words(value: object) -> str:
-    """A value on one line, without control characters that a terminal would obey."""
+    """A value on one line, of bounded length."""
     text = f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-    plain = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    plain = explain.printable(text)
     return plain if len(plain) <= MAX_WIDTH else f"{plain[: MAX_WIDTH - 1]}…"

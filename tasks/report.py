@@ -11,6 +11,7 @@ from typing import NamedTuple
 from data.files import sha256
 from data.records import Clip, ClipShape, Comparison, Frozen, MetricValue, Reject, Report, Treatment
 from tasks import charts
+from tasks.explain import on_page
 from tasks.generations import BASE, BASE_TEXT, CROSSFADE, RECONSTRUCTION, SWAPPED, TUNED, TUNED_TEXT
 
 TEMPLATE = Path(__file__).parent / "report.html.j2"
@@ -84,7 +85,7 @@ def render(report: Report, page: Page, media: Path) -> str:
     """The page's HTML."""
     import jinja2
 
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=on_page)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     groups = ["all", *sorted({str(row["group"]) for row in report.per_clip})]
     learned = page.learned_group if page.learned_group in groups else "all"

@@ -170,9 +170,10 @@ def summary(verdicts: Verdicts) -> str:
     )
     uncommon = (item for item in verdicts.read(Treatment) if item.treatment not in COUNTED_ONLY)
     treated = ((item.path, str(item.treatment), item.detail) for item in uncommon)
-    rows = sorted([*itertools.islice(rejects, MAX_LINES), *itertools.islice(treated, MAX_LINES)])
+    found = sorted([*itertools.islice(rejects, MAX_LINES), *itertools.islice(treated, MAX_LINES)])
+    rows = [tuple(map(explain.printable, row)) for row in found]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    lines = [f"{shown(path):<{widths[0]}}  {verdict:<{widths[1]}}  {shown(reason)}" for path, verdict, reason in rows]
+    lines = [f"{path:<{widths[0]}}  {verdict:<{widths[1]}}  {reason}" for path, verdict, reason in rows]
     counts, names = verdicts.counts, [name for name in COUNTED_ONLY if name in verdicts.counts]
     parts = [f"{counts[name]} with {name}" for name in sorted(names)]
     parts.append(f"{counts.get('accepted', 0) - counts.get('treated', 0)} as they are")
@@ -180,10 +181,5 @@ def summary(verdicts: Verdicts) -> str:
     totals = f"{total(counts)} given = {counts.get('accepted', 0)} accepted + {counts.get('rejected', 0)} rejected"
     lines.append(f"{totals}{references} ({', '.join(parts)})")
     if rows:
-        lines.append(f"look at one: {explain.inspect_command(rows[0][0])}")
+        lines.append(f"look at one: {explain.inspect_command(found[0][0])}")
     return "\n".join([*lines, ""])
-
-
-def shown(text: str) -> str:
-    """Text for a terminal: what would steer it is spelled out."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

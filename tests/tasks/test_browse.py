@@ -20,7 +20,7 @@ from tasks import split
 from tasks.browse import Config, address, run
 from tasks.explain import inspect_command
 
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+EVIL = "\u202e\u2066</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 class Reading(html.parser.HTMLParser):
@@ -146,6 +146,8 @@ def test_markup_in_captions_names_and_details_is_only_text(place: Path) -> None:
     assert not any("onerror" in attributes for _, attributes in page.found)
     assert EVIL in {item["caption"] for item in items_of(place)}
     assert "<script>alert" not in text
+    assert not re.search("[\u202e\u2066]", text.replace(page.scripts[0], ""))
+    assert "\\u202e\\u2066&lt;/script&gt;" in text
     script = page.scripts[1]
     assert "innerHTML" not in script
     assert "document.write" not in script

@@ -218,6 +218,20 @@ def test_a_file_name_cannot_steer_the_terminal(verb: ModuleType, capsys: pytest.
 
 
 @pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cat\u202e4pm.exe", "cat\\u202e4pm.exe"),
+        ("\u2066a\u2069\u200f\ufeff", "\\u2066a\\u2069\\u200f\\ufeff"),
+        ("a\u200cb \x9b\udcff\u2028", "a\\u200cb \\x9b\\udcff\\u2028"),
+        ("می\u200cخواهم 👩\u200d👧 at 9\u202fAM", "می\u200cخواهم 👩\u200d👧 at 9\u202fAM"),
+    ],
+)
+def test_what_turns_the_direction_of_text_or_is_not_seen_is_spelled_out(name: str, said: str) -> None:
+    assert explain.printable(name) == said
+    assert explain.on_page(name) == said
+
+
+@pytest.mark.parametrize(
     ("error", "said"),
     [
         (FileNotFoundError("gone"), "gone does not exist (browse.clips = gone); run `soundstage cut` first"),
