@@ -2,7 +2,7 @@
 
 A suite is a table, one expectation a line: `must` stops the run where it fails, `should` is only written down. `kind` is
 the class in `great_expectations.expectations` without its `Expect`, the rest are that class's fields. Whatever takes
-arithmetic is a column of the frame beside the suite.
+arithmetic is a column of the frame beside the suite: rows on disk, streamed, as there may be millions of them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import JsonValue
 
 from data import captions
 from data.asking import (
     BETWEEN,
+    COMPOUND,
     DISTINCT,
     GREATER,
     IN_SET,
@@ -24,6 +26,7 @@ from data.asking import (
     LENGTH,
     MATCH,
     MEAN,
+    NAME,
     NOT_NULL,
     ROWS,
     SHARE,
@@ -31,17 +34,15 @@ from data.asking import (
     UNIQUE,
     Expectation,
     Suite,
+    Table,
     must,
     should,
-    table_of,
 )
 from data.limits import Limits
 from data.records import Clip, ClipShape, Source
 from data.rules import has_sound, is_hdr, sound_span
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from data.latents import LatentRow
 
 VERSION = 2
@@ -123,11 +124,11 @@ MANIFEST = (
     "loudness_lufs", "clipped_share", "silent_share", "black_share", "freeze_share", "letterbox_share", "hdr_settled",
     "has_sound", "sound_offset_s", "sound_gap_s", "two_sided", "frames_as_told", "caption_tokens", "describes",
 )  # fmt: skip
-"""Columns of `frame`: what the suite asks about, and no more, since a million rows of them are in memory."""
+"""Columns of `frame`: what the suite asks about, and no more."""
 
 
-def frame(sources: Iterable[Source], limits: Limits | None = None) -> pd.DataFrame:
-    """The sources as a table with derived columns; NaN where there is no sound to speak of."""
+def frame(sources: Iterable[Source], place: Path, limits: Limits | None = None) -> Table:
+    """The sources as a table at `place` with derived columns; no value where there is no sound to speak of."""
     asked = limits or Limits()
 
     def row(source: Source) -> dict[str, Any]:
@@ -150,7 +151,7 @@ def frame(sources: Iterable[Source], limits: Limits | None = None) -> pd.DataFra
             "describes": not any(item.fault in ("refusal", "file_name") for item in captions.said(caption or "")),
         }
 
-    return table_of(map(row, sources), MANIFEST)
+    return Table(place, MANIFEST, map(row, sources))
 
 
 def clips_suite(shape: ClipShape) -> Suite:
@@ -161,7 +162,7 @@ def clips_suite(shape: ClipShape) -> Suite:
         must("one_row_a_clip", UNIQUE, "ids join the tables", column="clip_id"),
         must("id_of_place", MATCH, "an id says source and start", column="clip_id", regex="^[0-9a-f]{16}-[0-9]{6,}$"),
         must("id_of_source", IN_SET, "an id begins with its source's", column="id_agrees", **TRUE),
-        must("one_row_a_span", "CompoundColumnsToBeUnique", "the same span twice", column_list=["source_id", "start_s", "end_s"]),
+        must("one_row_a_span", COMPOUND, "the same span twice", column_list=["source_id", "start_s", "end_s"]),
         must("ends_after_start", GREATER, "spans are half-open", column_A="end_s", column_B="start_s"),
         must("starts_in_picture", BETWEEN, "0 is the first frame", column="start_s", min_value=0),
         must("length_of_shape", IN_SET, f"the model takes {longest:.4f} s", column="length_agrees", **TRUE),
@@ -196,8 +197,8 @@ CLIPS = (
 )  # fmt: skip
 
 
-def clips_frame(clips: Iterable[Clip], shape: ClipShape | None = None) -> pd.DataFrame:
-    """The clips as a table; without a shape any length agrees."""
+def clips_frame(clips: Iterable[Clip], place: Path, shape: ClipShape | None = None) -> Table:
+    """The clips as a table at `place`; without a shape any length agrees."""
 
     def row(clip: Clip) -> dict[str, Any]:
         length, wanted = clip.end_s - clip.start_s, None if shape is None else float(shape.duration_s)
@@ -209,10 +210,10 @@ def clips_frame(clips: Iterable[Clip], shape: ClipShape | None = None) -> pd.Dat
             "heard": float(clip.has_audio),
         }
 
-    return table_of(map(row, clips), CLIPS)
+    return Table(place, CLIPS, map(row, clips))
 
 
-def splits_suite(table: pd.DataFrame, splits: Sequence[str] = SPLITS) -> Suite:
+def splits_suite(table: Table, splits: Sequence[str] = SPLITS) -> Suite:
     """On the clips of all splits together; the mix of the whole, from `table`, is what each split is held against."""
     mixes = [item for part in ("group", "sound") for item in _mixes(table, part, splits)]
     alone: dict[str, JsonValue] = {"value_set": [1]}
@@ -229,8 +230,8 @@ def splits_suite(table: pd.DataFrame, splits: Sequence[str] = SPLITS) -> Suite:
     )
 
 
-def _mixes(table: pd.DataFrame, part: str, splits: Sequence[str]) -> Iterator[Expectation]:
-    counts = cast("dict[str, int]", table[part].value_counts().sort_index().to_dict()) if len(table) else {}
+def _mixes(table: Table, part: str, splits: Sequence[str]) -> Iterator[Expectation]:
+    counts = table.counts(part)
     if len(counts) < 2:
         return
     total = sum(counts.values())
@@ -240,25 +241,27 @@ def _mixes(table: pd.DataFrame, part: str, splits: Sequence[str]) -> Iterator[Ex
         yield should(f"{column}_as_whole", KL, "stratified", column=column, partition_object=mix, threshold=MAX_KL)
 
 
-def splits_frame(divided: Mapping[str, Iterable[Clip]]) -> pd.DataFrame:
-    """The clips of all splits, with how many splits each one's source, cluster and file are in."""
+def splits_frame(divided: Mapping[str, Iterable[Clip]], place: Path) -> Table:
+    """The clips of all splits as a table at `place`, with how many splits each one's source, cluster and file are in."""
     names = ("clip_id", "source_id", "path", "caption", "licence")
+    parts = [(part, split) for part in ("group", "sound") for split in divided]
 
-    def rows() -> Iterator[dict[str, Any]]:
-        for split, clips in divided.items():
-            for clip in clips:
-                sound = "sound" if clip.has_audio else "no sound"
-                own = {"split": split, "cluster": clip.cluster or clip.source_id, "group": clip.group or "root"}
-                yield {name: getattr(clip, name) for name in names} | own | {"sound": sound}
+    def row(split: str, clip: Clip) -> dict[str, Any]:
+        own = {"cluster": clip.cluster or clip.source_id, "group": clip.group or "root"}
+        own |= {"split": split, "sound": "sound" if clip.has_audio else "no sound", "is_train": float(split == "train")}
+        mixes = {f"{part}_{one}": own[part] if one == split else None for part, one in parts}
+        return {name: getattr(clip, name) for name in names} | own | mixes | dict.fromkeys(SHARED, 1)
 
-    table = table_of(rows(), (*names, "split", "cluster", "group", "sound"))
-    for key, name in (("source_id", "source"), ("cluster", "cluster"), ("path", "path")):
-        table[f"splits_of_{name}"] = table.groupby(key)["split"].transform("nunique")
-    table["is_train"] = (table["split"] == "train").astype(float)
-    for part in ("group", "sound"):
-        for split in divided:
-            table[f"{part}_{split}"] = table[part].where(table["split"] == split)
+    columns = (*names, "split", "cluster", "group", "sound", *SHARED, "is_train", *(f"{a}_{b}" for a, b in parts))
+    table = Table(place, columns, (row(split, clip) for split, clips in divided.items() for clip in clips))
+    for name, key in SHARED.items():
+        several = f"SELECT {key} AS its, COUNT(DISTINCT split) AS num FROM {NAME} GROUP BY 1 HAVING num > 1"  # noqa: S608
+        table.ask(f"UPDATE {NAME} SET {name} = num FROM ({several}) WHERE {key} = its")  # noqa: S608
     return table
+
+
+SHARED = {"splits_of_source": "source_id", "splits_of_cluster": "cluster", "splits_of_path": "path"}
+"""Columns that count splits, and what they count them of."""
 
 
 class LatentFacts(NamedTuple):
@@ -292,8 +295,10 @@ def latents_suite(dtypes: Sequence[str] = ("float32", "bfloat16", "float16")) ->
     )
 
 
-def latents_frame(rows: Iterable[LatentRow], clips: Iterable[Clip], facts: Mapping[str, LatentFacts]) -> pd.DataFrame:
-    """The index with what was measured; clips without latents and latents without clips have rows too."""
+def latents_frame(
+    rows: Iterable[LatentRow], clips: Iterable[Clip], facts: Mapping[str, LatentFacts], place: Path
+) -> Table:
+    """The index with what was measured, at `place`; clips without latents and latents without clips have rows too."""
     wanted = {clip.clip_id: clip for clip in clips}
     index = {row.clip_id: row for row in rows}
     columns = ("clip_id", "path", "encoded", "known", "finite", "as_planned", "dtype", "sound_agrees", "source_agrees")
@@ -318,4 +323,4 @@ def latents_frame(rows: Iterable[LatentRow], clips: Iterable[Clip], facts: Mappi
             "num_tokens": row.num_tokens if row else None,
         }
 
-    return table_of(map(joined, sorted({*wanted, *index})), columns)
+    return Table(place, columns, map(joined, sorted({*wanted, *index})))

@@ -107,9 +107,9 @@ def run(config: Config) -> Result:
             refuse(config, work, num_sources)
         twins = second_pass(config, work)
         num_rejects = files.num_records(config.rejects)
+        if config.expectations is not None:
+            judge(config, work)
     files.remove(config.work / "cut")
-    if config.expectations is not None:
-        judge(config)
     return Result(
         num_sources=num_sources,
         num_clips=files.num_records(config.clips),
@@ -195,7 +195,7 @@ def second_pass(config: Config, work: Path) -> int:
     return len(found.worse)
 
 
-def judge(config: Config) -> None:
+def judge(config: Config, work: Path) -> None:
     """Hold all clips against their expectations.
 
     Raises:
@@ -206,9 +206,12 @@ def judge(config: Config) -> None:
 
     assert config.expectations is not None
     docs = config.docs or config.work / "docs"
-    table = expectations.clips_frame(files.iter_records(config.clips, Clip), config.shape)
+    suite = expectations.clips_suite(config.shape)
     try:
-        judging.enforce("clips", table, expectations.clips_suite(config.shape), config.expectations, docs)
+        with expectations.clips_frame(
+            files.iter_records(config.clips, Clip), work / "asked.sqlite", config.shape
+        ) as table:
+            judging.enforce("clips", table, suite, config.expectations, docs)
     except DataRefused:
         files.remove(config.clips)
         raise

@@ -122,8 +122,9 @@ def judge(
     from data import expectations
     from tasks import judging
 
-    table = expectations.latents_frame(rows, (clip for _, clip in clips), facts(rows, shapes, work))
-    judging.enforce("latents", table, expectations.latents_suite(), config.expectations, config.docs)
+    found, place = facts(rows, shapes, work), work / "asked.sqlite"
+    with expectations.latents_frame(rows, (clip for _, clip in clips), found, place) as table:
+        judging.enforce("latents", table, expectations.latents_suite(), config.expectations, config.docs)
 
 
 def facts(rows: list[LatentRow], shapes: tuple[tuple[int, ...], tuple[int, ...]], work: Path) -> dict[str, LatentFacts]:

@@ -10,15 +10,13 @@ import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+from urllib.parse import quote
 
 from data import files
-from data.asking import Expectation, Outcome, failures
+from data.asking import COMPOUND, NAME, Expectation, Outcome, Table, escaped, failures
 from data.expectations import VERSION
 from data.records import DataRefused
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MAX_ROWS_NAMED = 100
 """Rows named for one failed expectation; the count is always whole."""
@@ -28,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def enforce(
-    name: str, table: pd.DataFrame, suite: Sequence[Expectation], answers: Path, docs: Path, *, also: Sequence[str] = ()
+    name: str, table: Table, suite: Sequence[Expectation], answers: Path, docs: Path, *, also: Sequence[str] = ()
 ) -> list[Outcome]:
     """Hold `table` against the suite called `name`; what was found is written to `answers`, its pages to `docs/name`.
 
@@ -58,14 +56,13 @@ def enforce(
 
 
 def judge(
-    table: pd.DataFrame, expectations: Sequence[Expectation], docs: Path | None = None, name: str = "manifest"
+    table: Table, expectations: Sequence[Expectation], docs: Path | None = None, name: str = "manifest"
 ) -> list[Outcome]:
     """What every expectation finds in `table`, in the given order; Data Docs are written into the folder `docs`.
 
     Raises:
         ValueError: an expectation names a kind or an option that Great Expectations does not have.
     """
-    table = neutral(table)
     with quiet():
         import great_expectations
         from great_expectations.data_context.types.base import ProgressBarsConfig
@@ -73,10 +70,11 @@ def judge(
         gx = cast("Any", great_expectations)
         context = gx.get_context(mode="ephemeral")
         context.variables.progress_bars = ProgressBarsConfig(globally=False)
-        batch = context.data_sources.add_pandas("soundstage").add_dataframe_asset(name)
+        source = context.data_sources.add_sqlite("soundstage", connection_string=address(table.place))
+        asset = source.add_table_asset(name, table_name=NAME)
         definition = gx.ValidationDefinition(
             name=name,
-            data=batch.add_batch_definition_whole_dataframe("all"),
+            data=asset.add_batch_definition_whole_table("all"),
             suite=context.suites.add(gx_suite(expectations, name)),
         )
         checkpoint = gx.Checkpoint(
@@ -89,29 +87,22 @@ def judge(
                 "unexpected_index_column_names": naming(table),
             },
         )
-        run = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": table})
+        run = context.checkpoints.add(checkpoint).run()
+        source.get_engine().dispose()
     (validation,) = list(run.run_results.values())
     found = {str(item.expectation_config.meta["name"]): item.to_json_dict() for item in validation.results}
-    return [outcome(expectation, found[expectation.name]) for expectation in expectations]
+    return [outcome(expectation, found[expectation.name], table) for expectation in expectations]
 
 
-def neutral(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with its texts escaped: Great Expectations' pages print names and captions as markup (measured)."""
-    data = cast("Any", table)
-    texts = [name for name in data.columns if data[name].dtype in ("object", "str")]
-    return data.assign(**{name: data[name].map(escaped) for name in texts})
+def address(place: Path) -> str:
+    """Where SQLAlchemy finds the file, to read only; a folder's name may hold whatever means something in an address."""
+    from sqlalchemy import URL
+
+    query = {"mode": "ro", "uri": "true"}
+    return URL.create("sqlite", database=f"file:{quote(str(place.absolute()))}", query=query).render_as_string()
 
 
-def escaped(value: object) -> Any:
-    """A value whose texts are escaped, those in lists and mappings too; `html.unescape` undoes it exactly."""
-    if isinstance(value, str):
-        return html.escape(value, quote=False)
-    if isinstance(value, dict):
-        return {key: escaped(item) for key, item in cast("dict[str, object]", value).items()}
-    return [escaped(item) for item in cast("list[object]", value)] if isinstance(value, (list, tuple)) else value
-
-
-def naming(table: pd.DataFrame) -> list[str]:
+def naming(table: Table) -> list[str]:
     """Columns that tell a person which row is meant: the id of what a row is, then its path where there is one."""
     identity = next(column for column in NAMING if column in table.columns)
     return [identity, *(column for column in ("path",) if column in table.columns)]
@@ -158,11 +149,13 @@ def docs_actions(context: Any, docs: Path | None) -> list[Any]:
     return [UpdateDataDocsAction(name="docs", site_names=["docs"])]
 
 
-def outcome(expectation: Expectation, found: dict[str, Any]) -> Outcome:
-    """Great Expectations' result without its clocks; an expectation that raised has failed."""
+def outcome(expectation: Expectation, found: dict[str, Any], table: Table) -> Outcome:
+    """Great Expectations' result on `table` without its clocks; an expectation that raised has failed."""
     result = cast("dict[str, Any]", found["result"])
-    num_unexpected = int(result.get("unexpected_count", 0))
+    num_unexpected = int(result.get("unexpected_count") or 0)  # None where there are no rows
     rows = cast("list[dict[str, str]]", result.get("partial_unexpected_index_list") or [])
+    if num_unexpected and expectation.kind == COMPOUND:  # it counts these in SQL, but names none
+        rows = table.alike(cast("list[str]", expectation.options["column_list"]), naming(table), MAX_ROWS_NAMED)
     if raised := raised_message(found):
         measured = f"could not be computed: {raised}"
     elif "observed_value" in result:

@@ -47,6 +47,8 @@ class Config(Frozen):
     """JSON of what every expectation on the splits found."""
     docs: Annotated[Path, files.Holds(("index.html",), below="splits")]
     """Folder of the expectations' pages; those of the splits go to `splits/` in it."""
+    work: Path = Path("data/store/work")
+    """Scratch folder; changes no result."""
     seed: int = 0
     """Another seed is another draw."""
     val_share: float = Field(default=0.08, ge=0, lt=1)
@@ -259,8 +261,11 @@ def check_expectations(config: Config) -> None:
     from tasks import judging
 
     divided = {name: files.iter_records(config.splits / f"{name}.parquet", Clip) for name in splits.SPLITS}
-    table = expectations.splits_frame(divided)
-    judging.enforce("splits", table, expectations.splits_suite(table), config.expectations, config.docs)
+    with files.whole(config.work / "split") as work:
+        work.mkdir()
+        with expectations.splits_frame(divided, work / "asked.sqlite") as table:
+            judging.enforce("splits", table, expectations.splits_suite(table), config.expectations, config.docs)
+    files.remove(config.work / "split")
 
 
 def stratification(columns: Any, source_id: Any, drawn: splits.Drawn, config: Config) -> list[dict[str, Any]]:

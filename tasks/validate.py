@@ -137,9 +137,9 @@ def enforce(config: Config, verdicts: Verdicts, accepted: Path) -> list[judging.
     """Ask the expectations on the accepted sources; refuse where a critical one, or too many captions, are missing."""
     previous = None if config.previous is None else files.num_records(config.previous)
     suite = expectations.suite(config, config.min_sources, previous=previous, max_lost=config.max_lost_share)
-    table = expectations.frame(files.iter_records(accepted, Source), config)
     missing = missing_captions(verdicts, config.max_missing_caption_share)
-    outcomes = judging.enforce("manifest", table, suite, config.expectations, config.docs, also=missing)
+    with expectations.frame(files.iter_records(accepted, Source), accepted.with_suffix(".sqlite"), config) as table:
+        outcomes = judging.enforce("manifest", table, suite, config.expectations, config.docs, also=missing)
     held, page = sum(outcome.success for outcome in outcomes), config.docs / "manifest/index.html"
     sys.stderr.write(f"{held} of {len(outcomes)} expectations hold; pages: {page}\n")
     return outcomes

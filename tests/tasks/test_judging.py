@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.asking import Expectation, Outcome, should
+from data.asking import Expectation, Outcome, Table, should
 from data.expectations import (
     VERSION,
     LatentFacts,
@@ -38,27 +38,36 @@ def good(make_source: Maker) -> list[Source]:
 HDR_REFUSED = Limits(hdr="reject")
 
 
-def failed(sources: list[Source]) -> dict[str, Outcome]:
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where the table is; the folder's name has what means something in an address."""
+    return tmp_path / "a b?mode=x#%41$HOME" / "asked.sqlite"
+
+
+def failed(sources: list[Source], place: Path) -> dict[str, Outcome]:
     """Expectations of the suite that the sources fail, by name."""
-    return {item.name: item for item in judge(frame(sources, HDR_REFUSED), suite(HDR_REFUSED, 3)) if not item.success}
+    outcomes = judge(frame(sources, place, HDR_REFUSED), suite(HDR_REFUSED, 3))
+    return {item.name: item for item in outcomes if not item.success}
 
 
 EVIL = """a & b<img src=x onerror=alert(1)>'" onclick=alert(2) x=\""""
 
 
-def test_pages_print_hostile_texts_as_text_and_the_answers_have_them_as_they_are(tmp_path: Path):
-    import pandas as pd
-
-    table = pd.DataFrame({"source_id": [EVIL, "b", "c"], "path": [EVIL, "b", "&lt;"], "group": [EVIL, EVIL, "x"]})
+def test_pages_print_hostile_texts_as_text_and_the_answers_have_them_as_they_are(tmp_path: Path, place: Path):
+    texts = [(EVIL, EVIL, EVIL), ("b", "b", EVIL), ("c", "&lt;", "x")]
+    columns = ("source_id", "path", "group")
+    table = Table(place, columns, (dict(zip(columns, row, strict=True)) for row in texts))
+    assert table.values("path") == [EVIL, "b", "&lt;"]
+    assert table.counts("group") == {EVIL: 2, "x": 1}
     asked = (
         should("short", "ColumnValueLengthsToBeBetween", "", column="path", max_value=9),
         should("known", "ColumnValuesToBeInSet", "", column="group", value_set=["x", EVIL[1:]]),
         should("most", "ColumnMostCommonValueToBeInSet", "", column="group", value_set=[EVIL[1:]]),
     )
-    found = {item.name: item for item in judge(table, asked, tmp_path)}
+    found = {item.name: item for item in judge(table, asked, tmp_path / "docs")}
     assert [item.unexpected for item in found.values()] == [(f"{EVIL} {EVIL}",), (f"{EVIL} {EVIL}", "b b"), ()]
     assert EVIL[:20] in found["most"].measured
-    pages = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")]
+    pages = [path.read_text(encoding="utf-8") for path in (tmp_path / "docs").rglob("*.html")]
     assert sum("onerror=alert(1)" in page for page in pages) >= 2  # they do print them
     for page in pages:
         assert "<img src=x" not in page
@@ -80,9 +89,9 @@ class Elements(HTMLParser):
         self.attributes += attrs
 
 
-def test_good_sources_meet_every_expectation_in_the_order_of_the_table(good: list[Source]):
+def test_good_sources_meet_every_expectation_in_the_order_of_the_table(good: list[Source], place: Path):
     table = suite(Limits(), 3)
-    outcomes = judge(frame(good), table)
+    outcomes = judge(frame(good, place), table)
     assert [item.name for item in outcomes] == [item.name for item in table]
     assert [item.name for item in outcomes if not item.success] == []
 
@@ -112,44 +121,46 @@ BAD: dict[str, list[dict[str, object]]] = {
 """Expectation → rows that break it and no other."""
 
 
-def test_bad_rows_fail_their_expectation_and_no_other_and_are_named(good: list[Source], make_source: Maker):
+def test_bad_rows_fail_their_expectation_and_no_other_and_are_named(
+    good: list[Source], make_source: Maker, place: Path
+):
     rows = {
         name: [make_source(f"{name}{number}", **fields) for number, fields in enumerate(bad)]
         for name, bad in BAD.items()
     }
-    found = failed([*good, *(source for bad in rows.values() for source in bad)])
+    found = failed([*good, *(source for bad in rows.values() for source in bad)], place)
     expected = {name: tuple(sorted(f"{item.source_id} {item.path}" for item in bad)) for name, bad in rows.items()}
     assert {name: outcome.unexpected for name, outcome in found.items()} == expected
     assert {name: outcome.num_unexpected for name, outcome in found.items()} == {k: len(v) for k, v in BAD.items()}
 
 
-def test_dataset_wide_faults_are_measured(good: list[Source]):
+def test_dataset_wide_faults_are_measured(good: list[Source], place: Path):
     silent = [item.model_copy(update={"audio_codec": None, "caption": "same"}) for item in good]
-    found = failed([*silent, *silent])
+    found = failed([*silent, *silent], place)
     assert found["mostly_sound"].measured == "0"
     assert found["captions_differ"].measured == "0.0833333"
     assert found["one_row_a_content"].num_unexpected == found["one_row_a_file"].num_unexpected == 12
 
 
-def test_an_empty_dataset_fails_instead_of_raising():
-    assert failed([])["enough_sources"].measured == "0"
+def test_an_empty_dataset_fails_instead_of_raising(place: Path):
+    assert failed([], place)["enough_sources"].measured == "0"
 
 
-def test_an_expectation_that_cannot_be_computed_has_failed_and_says_why(good: list[Source]):
+def test_an_expectation_that_cannot_be_computed_has_failed_and_says_why(good: list[Source], place: Path):
     unknown = Expectation(name="x", kind="ColumnValuesToBeUnique", options={"column": "nowhere"}, why="")
-    (found,) = judge(frame(good), [unknown])
+    (found,) = judge(frame(good, place), [unknown])
     assert not found.success
     assert "nowhere" in found.measured
 
 
-def test_an_unknown_kind_is_a_fault_of_the_table(good: list[Source]):
+def test_an_unknown_kind_is_a_fault_of_the_table(good: list[Source], place: Path):
     with pytest.raises(ValueError, match="expectation x: Great Expectations has no ExpectMiracles"):
-        judge(frame(good), [Expectation(name="x", kind="Miracles", options={}, why="")])
+        judge(frame(good, place), [Expectation(name="x", kind="Miracles", options={}, why="")])
 
 
-def test_pages_are_written_and_logging_is_left_as_it_was(good: list[Source], tmp_path: Path):
+def test_pages_are_written_and_logging_is_left_as_it_was(good: list[Source], tmp_path: Path, place: Path):
     before = logging.root.manager.disable
-    judge(frame(good), suite(Limits(), 3)[:2], tmp_path / "docs")
+    judge(frame(good, place), suite(Limits(), 3)[:2], tmp_path / "docs")
     assert "manifest" in (tmp_path / "docs/index.html").read_text()
     assert logging.root.manager.disable == before
 
@@ -183,51 +194,62 @@ BAD_CLIPS: dict[str, dict[str, object]] = {
 """Expectation → fields of a clip that break it."""
 
 
-def test_each_bad_clip_breaks_its_expectation_and_is_named(make_clip: Callable[..., Clip]):
+def test_each_bad_clip_breaks_its_expectation_and_is_named(make_clip: Callable[..., Clip], place: Path):
     ids = [f"{number:016x}" for number in range(40)]
     good = [make_clip(source_id, caption=f"clip {source_id}") for source_id in ids]
-    outcomes = judge(clips_frame(good, CLIP), clips_suite(CLIP), name="clips")
+    outcomes = judge(clips_frame(good, place, CLIP), clips_suite(CLIP), name="clips")
     assert by_name(outcomes) == {}
     bad = {
         name: make_clip(f"{number + 100:016x}", **({"caption": name} | fields))
         for number, (name, fields) in enumerate(BAD_CLIPS.items())
     }
-    found = by_name(judge(clips_frame([*good, *bad.values()], CLIP), clips_suite(CLIP), name="clips"))
+    found = by_name(judge(clips_frame([*good, *bad.values()], place, CLIP), clips_suite(CLIP), name="clips"))
     assert set(bad) <= set(found)
     rows = {name: clip for name, clip in bad.items() if name != "no_cut_inside"}
     assert all(f"{clip.clip_id} {clip.path}" in found[name].unexpected for name, clip in rows.items())
     assert set(found) - set(bad) <= {"length_of_shape"}
 
 
-def test_a_leak_of_source_cluster_or_file_is_named_and_a_clean_split_is_not(make_clip: Callable[..., Clip]):
+def test_clips_of_the_same_span_are_named(make_clip: Callable[..., Clip], place: Path):
+    clips = [make_clip(f"{number:016x}") for number in range(4)]
+    twins = [clips[1].model_copy(update={"clip_id": f"{clips[1].source_id}-0000{number}"}) for number in range(2)]
+    found = by_name(judge(clips_frame([*clips, *twins], place, CLIP), clips_suite(CLIP), name="clips"))
+    assert found["one_row_a_span"].measured == "3 of 6 rows"
+    named = sorted(f"{clip.clip_id} {clip.source_id} {clip.path}" for clip in (clips[1], *twins))
+    assert list(found["one_row_a_span"].unexpected) == named
+
+
+def test_a_leak_of_source_cluster_or_file_is_named_and_a_clean_split_is_not(
+    make_clip: Callable[..., Clip], place: Path
+):
     clips = {name: [make_clip(f"{place}{number:015x}", group="g", licence="CC0-1.0") for number in range(size)]
              for place, (name, size) in enumerate((("train", 8), ("val", 2), ("test", 2)))}  # fmt: skip
-    clean = splits_frame(clips)
+    clean = splits_frame(clips, place)
     assert by_name(judge(clean, splits_suite(clean), name="splits")) == {}
     train, test = clips["train"][0], clips["test"][0]
     twin = make_clip("f" * 16, 3, cluster=train.cluster, path=test.path)
     again = make_clip(train.source_id, 9, path="elsewhere.mp4")
-    leaky = splits_frame(clips | {"val": [*clips["val"], twin, again]})
+    leaky = splits_frame(clips | {"val": [*clips["val"], twin, again]}, place)
     found = by_name(judge(leaky, splits_suite(leaky), name="splits"))
     assert f"{again.clip_id} {again.path}" in found["source_in_one_split"].unexpected
     assert f"{twin.clip_id} {twin.path}" in found["lookalikes_in_one_split"].unexpected
     assert f"{test.clip_id} {test.path}" in found["file_in_one_split"].unexpected
-    missing = splits_frame({"train": clips["train"], "val": clips["val"], "test": []})
+    missing = splits_frame({"train": clips["train"], "val": clips["val"], "test": []}, place)
     assert "splits_there" in by_name(judge(missing, splits_suite(missing), name="splits"))
 
 
-def test_a_split_of_another_mix_than_the_whole_is_told_with_its_divergence(make_clip: Callable[..., Clip]):
+def test_a_split_of_another_mix_than_the_whole_is_told_with_its_divergence(make_clip: Callable[..., Clip], place: Path):
     groups = {"train": ["a"] * 45 + ["b"] * 45, "val": ["a"] * 5 + ["b"] * 5, "test": ["b"] * 10}
     clips = {name: [make_clip(f"{name[:2]}{number}", group=group) for number, group in enumerate(members)]
              for name, members in groups.items()}  # fmt: skip
-    table = splits_frame(clips)
+    table = splits_frame(clips, place)
     found = by_name(judge(table, splits_suite(table), name="splits"))
     assert "group_train_as_whole" not in found
     assert math.isclose(float(found["group_test_as_whole"].measured), math.log(110 / 60), rel_tol=1e-4)
     assert not found["group_test_as_whole"].critical
 
 
-def test_latents_that_are_missing_broken_or_of_other_clips_are_named(make_clip: Callable[..., Clip]):
+def test_latents_that_are_missing_broken_or_of_other_clips_are_named(make_clip: Callable[..., Clip], place: Path):
     clips = [make_clip(f"{number:016x}") for number in range(6)]
     rows = [
         LatentRow(
@@ -237,14 +259,14 @@ def test_latents_that_are_missing_broken_or_of_other_clips_are_named(make_clip: 
         for clip in clips
     ]  # fmt: skip
     facts = {clip.clip_id: LatentFacts(finite=True, as_planned=True, dtype="float32", has_audio=True) for clip in clips}
-    good = judge(latents_frame(rows, clips, facts), latents_suite(), name="latents")
+    good = judge(latents_frame(rows, clips, facts, place), latents_suite(), name="latents")
     assert by_name(good) == {}
     changed = {0: {"finite": False}, 1: {"as_planned": False}, 2: {"dtype": "int8"}, 3: {"has_audio": False}}
     broken = facts | {
         clips[place].clip_id: facts[clips[place].clip_id]._replace(**change) for place, change in changed.items()
     }
     stranger = rows[0].model_copy(update={"clip_id": "stranger"})
-    found = by_name(judge(latents_frame([*rows[:5], stranger], clips, broken), latents_suite(), name="latents"))
+    found = by_name(judge(latents_frame([*rows[:5], stranger], clips, broken, place), latents_suite(), name="latents"))
     assert {name: [row.split()[0] for row in item.unexpected] for name, item in found.items()} == {
         "all_encoded": [clips[5].clip_id],
         "no_strangers": ["stranger"],
@@ -255,9 +277,9 @@ def test_latents_that_are_missing_broken_or_of_other_clips_are_named(make_clip: 
     }
 
 
-def test_enforce_writes_answers_and_pages_and_refuses_with_the_rows(good: list[Source], tmp_path: Path):
+def test_enforce_writes_answers_and_pages_and_refuses_with_the_rows(good: list[Source], tmp_path: Path, place: Path):
     answers, docs = tmp_path / "answers.json", tmp_path / "docs"
-    table, asked = frame(good), suite(Limits(), 3)
+    table, asked = frame(good, place), suite(Limits(), 3)
     assert len(enforce("manifest", table, asked, answers, docs)) == len(asked)
     first = json.loads(answers.read_text())
     assert (first["suite"], first["version"], first["num_rows"], len(first["outcomes"])) == (
@@ -271,7 +293,7 @@ def test_enforce_writes_answers_and_pages_and_refuses_with_the_rows(good: list[S
     with pytest.raises(
         DataRefused, match=rf"manifest: .*tall_enough \(height\): 1 of 6 rows.*{good[5].source_id} corpus/f"
     ):
-        enforce("manifest", frame(small), asked, answers, docs)
+        enforce("manifest", frame(small, place.with_name("small")), asked, answers, docs)
     assert [item["name"] for item in json.loads(answers.read_text())["outcomes"] if not item["success"]] == [
         "tall_enough"
     ]
@@ -279,7 +301,7 @@ def test_enforce_writes_answers_and_pages_and_refuses_with_the_rows(good: list[S
         enforce("manifest", table, asked, answers, docs, also=["too few captions"])
 
 
-def test_losing_more_sources_than_allowed_since_last_time_is_refused(good: list[Source]):
+def test_losing_more_sources_than_allowed_since_last_time_is_refused(good: list[Source], place: Path):
     asked = suite(Limits(), 3, previous=7, max_lost=0.1)
-    assert by_name(judge(frame(good), asked))["few_are_lost"].limit == "min_value 7"
-    assert by_name(judge(frame(good), suite(Limits(), 3, previous=6, max_lost=0.1))) == {}
+    assert by_name(judge(frame(good, place), asked))["few_are_lost"].limit == "min_value 7"
+    assert by_name(judge(frame(good, place), suite(Limits(), 3, previous=6, max_lost=0.1))) == {}

@@ -34,7 +34,7 @@ def config_of(folder: Path, clips: list[Clip], **options: object) -> Config:
     places = {
         "clips": "clips.parquet", "accepted": "accepted.parquet", "treatments": "treatments.parquet",
         "splits": "splits", "ledger": "ledger.parquet", "cards": "cards", "rejects": "rejects.parquet",
-        "expectations": "expectations.json", "docs": "docs",
+        "expectations": "expectations.json", "docs": "docs", "work": "work",
     }  # fmt: skip
     paths = {key: folder / name for key, name in places.items() if key in Config.model_fields}
     return Config.model_validate(paths | options)
@@ -210,3 +210,5 @@ def test_a_run_asks_the_expectations_and_writes_their_answers_and_pages(tmp_path
     names = {item["name"]: item["success"] for item in found["outcomes"]}
     assert names["lookalikes_in_one_split"]
     assert (config.docs / "splits" / "index.html").is_file()
+    assert not [*config.work.iterdir()]
+    files.refuse_foreign_outputs(config)
