@@ -104,6 +104,7 @@ def render(report: Report, page: Page, media: Path) -> str:
         ],
         stages=[(curve.stage, len(curve.rows)) for curve in curves],
         curriculum=data_address(page.curriculum_picture, "image/png"),
+        left=left_words(page.rejects), num_treated=len({row.item for row in page.treatments}),
         treatments=grouped(page.treatments), lineage=lineage(report, page),
         num_clips=len({row["clip_id"] for row in report.per_clip}),
         num_sources=len({row["source_id"] for row in report.per_clip}),
@@ -235,6 +236,18 @@ def missing(report: Report) -> list[tuple[str, str, str]]:
 def conventions(report: Report) -> list[tuple[str, str]]:
     """How every metric is computed, once."""
     return list({value.name: value.convention for value in report.metrics}.items())
+
+
+def left_words(rejects: Sequence[Reject]) -> str:
+    """How many whole files, and how many spans of files, which verb left out; every row of the table counts once."""
+    parts: list[str] = []
+    for verb in dict.fromkeys(row.verb for row in rejects):
+        own = [row.item for row in rejects if row.verb == verb]
+        spans = sum("-" in item for item in own)
+        counts = {"file": len(own) - spans, "span": spans}
+        said = " and ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
+        parts.append(f"{said} by {verb}")
+    return "; ".join(parts)
 
 
 def grouped(treatments: Sequence[Treatment]) -> list[tuple[str, list[Treatment]]]:

@@ -55,9 +55,17 @@ def page(tmp_path: Path, make_clip: Callable[..., Clip]) -> Page:
                 measured="is text",
                 limit="a film",
             ),
+            *(
+                Reject(item=item, path="in/dim.mp4", verb=verb, rule=f"{verb}.x", measured="0.1", limit="0.2")
+                for verb, item in (("cut", "y"), ("cut", "z-000917"), ("split", "w"))
+            ),
         ),
-        treatments=tuple(
-            Treatment(item=f"{n}", path=f"in/{n}.mp4", treatment="mono_to_stereo", detail="1 channel") for n in range(5)
+        treatments=(
+            *(
+                Treatment(item=f"{n}", path=f"in/{n}.mp4", treatment="mono_to_stereo", detail="1 channel")
+                for n in range(5)
+            ),
+            Treatment(item="0", path="in/0.mp4", treatment="resize", detail="93x127 to 32x32 px"),
         ),
     )
 
@@ -123,7 +131,8 @@ def test_rejects_treatments_lineage_and_stages_are_on_the_page(page: Page, make_
     html = render(make_report(), page, tmp_path / "media")
     assert "in/text.mp4" in html
     assert "validate.usable" in html
-    assert "Left out: 1" in html
+    assert "Left out: 4" in html
+    assert "<p>1 file by validate; 1 file and 1 span by cut; 1 file by split</p>" in html
     assert "Treated: 5" in html
     assert "a" * 64 in html
     assert html.index(">easy</text>") < html.index(">all</text>")
