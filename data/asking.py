@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import itertools
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -114,8 +116,13 @@ class Table:
         return count
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
-        """The answer to a query whose answer is small."""
-        return self._data.execute(query).fetchall()
+        """The answer to a query whose answer is small.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        with self._room():
+            return self._data.execute(query).fetchall()
 
     def values(self, column: str) -> list[Any]:
         """A column of a table that is small, as given."""
@@ -138,10 +145,20 @@ class Table:
     def _insert(self, rows: Iterable[Mapping[str, Any]]) -> None:
         query = f"INSERT INTO {NAME} VALUES ({', '.join('?' * len(self.columns))})"  # noqa: S608
         stream = iter(rows)
-        self._data.execute("BEGIN")
-        while portion := list(itertools.islice(stream, files.ROW_GROUP)):
-            self._data.executemany(query, ([escaped(row[name]) for name in self.columns] for row in portion))
-        self._data.execute("COMMIT")
+        with self._room():
+            self._data.execute("BEGIN")
+            while portion := list(itertools.islice(stream, files.ROW_GROUP)):
+                self._data.executemany(query, ([escaped(row[name]) for name in self.columns] for row in portion))
+            self._data.execute("COMMIT")
+
+    @contextmanager
+    def _room(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            raise OSError(errno.ENOSPC, str(error), str(self.place)) from error
 
 
 def quoted(name: str) -> str:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from data.asking import Outcome, failures
+from data.asking import NAME, Outcome, Table, failures
 from data.expectations import frame, suite
 from data.limits import Limits
 from data.records import Source
@@ -40,6 +41,15 @@ def test_a_silent_source_has_no_offset_and_a_late_one_has_its_own(make_source: M
         assert table.values("sound_gap_s") == [pytest.approx(0.6), None]
         assert table.values("has_sound") == [1.0, 0.0]
     assert not (tmp_path / "asked").exists()
+
+
+def test_a_full_disk_is_an_error_of_the_disk_that_names_the_file(tmp_path: Path):
+    numbers = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 5000) SELECT i FROM n"
+    with Table(tmp_path / "asked", ["number"]) as table:
+        table.ask("PRAGMA max_page_count = 3")
+        with pytest.raises(OSError, match=r"disk is full.*asked") as caught:
+            table.ask(f"INSERT INTO {NAME} {numbers}")
+        assert caught.value.errno == errno.ENOSPC
 
 
 def test_only_failed_critical_expectations_are_failures_and_they_name_their_rows():
