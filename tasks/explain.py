@@ -60,15 +60,23 @@ def describe(verb: str, about: str, config: type[BaseModel], section: Mapping[st
     return "\n".join([*lines, *_fields(config, section, "")])
 
 
-def _fields(config: type[BaseModel], section: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _fields(
+    config: type[BaseModel], section: Mapping[str, Any], prefix: str, default: BaseModel | None = None
+) -> Iterator[str]:
+    """A line a setting; where settings hold others, the values stand in the lines of those. `default` is of them all."""
     for plain, field in config.model_fields.items():
         name = field.alias or plain
         given = cast(object, section.get(name))
         inner, keyed = _model_in(field.annotation)
-        yield f"  {prefix}{name}: {' '.join((field.description or '').split())} ({_value(field, given)})"
+        own: object = field.get_default(call_default_factory=True) if default is None else getattr(default, plain)
+        group = own if isinstance(own, BaseModel) else None
+        grouped = inner is not None and not keyed and (group is not None or (default is None and field.is_required()))
+        required = default is None and field.is_required()
+        said = "settings:" if grouped else f"({_value(own, given, required=required)})"
+        yield f"  {prefix}{name}: {' '.join((field.description or '').split())} {said}"
         if inner is not None:
             nested = cast(Mapping[str, Any], given if isinstance(given, Mapping) and not keyed else {})
-            yield from _fields(inner, nested, f"{prefix}{name}.{'NAME.' if keyed else ''}")
+            yield from _fields(inner, nested, f"{prefix}{name}.{'NAME.' if keyed else ''}", group)
 
 
 def _model_in(annotation: object) -> tuple[type[BaseModel] | None, bool]:
@@ -83,8 +91,8 @@ def _model_in(annotation: object) -> tuple[type[BaseModel] | None, bool]:
     return None, False
 
 
-def _value(field: FieldInfo, given: object) -> str:
-    parts = ["required" if field.is_required() else f"default {_yaml(field.get_default(call_default_factory=True))}"]
+def _value(default: object, given: object, *, required: bool) -> str:
+    parts = ["required" if required else f"default {_yaml(default)}"]
     if given is not None and (shown := _yaml(given)) != parts[0].removeprefix("default "):
         parts.append(f"params.yaml: {shown}")
     return "; ".join(parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.records import DataRefused, Frozen, GateFailed
-from tasks import browse, explain
+from tasks import MAKERS, PIPELINE, browse, explain
 from tasks.__main__ import PARAMS, load_section, main
 
 HEAVY = {
@@ -133,6 +135,29 @@ def test_help_descends_into_nested_settings(capsys: pytest.CaptureFixture[str]) 
     assert "stages.NAME.max_difficulty: Clips up to this difficulty quantile take part. (default 1.0)" in text
     assert main(["encode", "--help"]) == 0
     assert "shape.frame_rate:" in capsys.readouterr().out
+
+
+def test_values_stand_once_in_the_lines_of_the_innermost_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ingest", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "  engine: How many files are measured at once, where, and what one may use; the manifest" in text
+    assert "{name: local" not in text
+    assert (
+        "  engine.ray.min_workers: Files for which an autoscaling cluster keeps room all the time. (default 1)" in text
+    )
+    assert main(["cut", "--help"]) == 0
+    assert "  filters.min_sharpness_p90: " in (text := capsys.readouterr().out)
+    assert "params.yaml: {" not in text
+
+
+@pytest.mark.parametrize("verb", [*MAKERS, *PIPELINE])
+def test_the_example_of_a_verb_fits_its_settings(verb: str) -> None:
+    module = importlib.import_module(f"tasks.{verb}")
+    lines = [line for line in (module.__doc__ or "").splitlines() if f"soundstage {verb}" in line]
+    assert lines
+    for line in lines:
+        words = shlex.split(line.partition(f"soundstage {verb}")[2])
+        module.Config.model_validate(load_section(verb, PARAMS, [word for word in words if "=" in word]))
 
 
 def test_help_of_a_verb_that_only_looks_has_the_settings_it_looks_by(capsys: pytest.CaptureFixture[str]) -> None:
