@@ -5,6 +5,7 @@ Example: soundstage split seed=1 test_share=0.1
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,8 @@ from data.records import Clip, DataRefused, Frozen, Reject
 
 arrow, compute, parquet = cast(Any, pa), cast(Any, pc), cast(Any, pq)
 """Compiled libraries without a single type."""
+PIECE = 3 * files.ROW_GROUP
+"""Clips sorted at once: some 20 MB; a file of them is open for every so many clips there are."""
 
 
 class Config(Frozen):
@@ -132,6 +135,7 @@ def read_columns(clips: Path) -> Any:
     """
     if not clips.is_file():
         raise RuntimeError(f"{clips} does not exist; run `soundstage cut` first")
+    files.num_records(clips)  # names the file where it is no Parquet
     found, wanted = set(parquet.read_schema(clips).names), set(Clip.model_fields)
     if found != wanted:
         names = ", ".join(sorted(found ^ wanted))
@@ -174,35 +178,51 @@ def left_out(sources: dict[str, Any], drawn: splits.Drawn) -> Iterator[Reject]:
 def divide(config: Config, columns: Any, source_id: Any, drawn: splits.Drawn) -> None:
     """Write every clip to the file of its split, sorted by id, with the cluster's lasting name."""
     row = splits.rows_in(splits.flat(columns["source_id"]), source_id)
-    order = None if is_sorted(columns["clip_id"]) else compute.sort_indices(columns["clip_id"]).to_numpy()
+    order = (
+        np.arange(len(row)) if is_sorted(columns["clip_id"]) else compute.sort_indices(columns["clip_id"]).to_numpy()
+    )
     schema = files.schema_of(Clip)
     where = schema.get_field_index("cluster")
-    for code, name in enumerate(splits.SPLITS):
+    with files.whole(config.work / "split") as work:
+        work.mkdir()
+        scatter(config.clips, order, schema, work)
+        for code, name in enumerate(splits.SPLITS):
 
-        def parts(code: int = code) -> Iterator[Any]:
-            for begin, batch in batches(config.clips, order, schema):
-                part = row[slice(begin, begin + len(batch)) if order is None else order[begin : begin + len(batch)]]
-                renamed = batch.set_column(where, schema.field(where), drawn.cluster.take(arrow.array(part)))
-                yield renamed.filter(arrow.array(drawn.split[part] == code))
+            def parts(code: int = code) -> Iterator[Any]:
+                for places, clips in gathered(order, work):
+                    part = row[places]
+                    renamed = clips.set_column(where, schema.field(where), drawn.cluster.take(arrow.array(part)))
+                    yield renamed.filter(arrow.array(drawn.split[part] == code))
 
-        path = config.splits / f"{name}.parquet"
-        with files.whole(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
-            for group in regrouped(parts()):
-                writer.write_table(group)
+            path = config.splits / f"{name}.parquet"
+            with files.whole(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+                for group in regrouped(parts()):
+                    writer.write_table(group)
+    files.remove(config.work / "split")
 
 
-def batches(clips: Path, order: Any, schema: Any) -> Iterator[tuple[int, Any]]:
-    """The clips in pieces, each with the place of its first row; in another order than the file's only from memory."""
-    begin = 0
-    if order is None:
-        with parquet.ParquetFile(clips) as file:
-            for batch in file.iter_batches(files.ROW_GROUP):
-                yield begin, arrow.Table.from_batches([batch]).select(schema.names).cast(schema)
-                begin += len(batch)
-        return
-    table = parquet.read_table(clips).select(schema.names).cast(schema).take(arrow.array(order))
-    for begin in range(0, len(table), files.ROW_GROUP):
-        yield begin, table.slice(begin, files.ROW_GROUP)
+def scatter(clips: Path, order: Any, schema: Any, work: Path) -> None:
+    """Write the clips to files of `PIECE` rows that lie side by side in the wanted order: no table is sorted whole."""
+    piece = np.empty(len(order), np.int64)
+    piece[order] = np.arange(len(order)) // PIECE
+    with contextlib.ExitStack() as stack, parquet.ParquetFile(clips) as file:
+        names = [str(work / f"{number}.arrow") for number in range(-(-len(order) // PIECE))]
+        sinks = [stack.enter_context(arrow.ipc.new_file(name, schema)) for name in names]
+        begin = 0
+        for batch in file.iter_batches(files.ROW_GROUP):
+            table = arrow.Table.from_batches([batch]).select(schema.names).cast(schema)
+            mine = piece[begin : begin + len(table)]
+            for number in np.unique(mine).tolist():
+                sinks[number].write_table(table.filter(arrow.array(mine == number)))
+            begin += len(table)
+
+
+def gathered(order: Any, work: Path) -> Iterator[tuple[Any, Any]]:
+    """What `scatter` wrote, in the wanted order: the rows' places in the file of clips, and the rows."""
+    for number, begin in enumerate(range(0, len(order), PIECE)):
+        places = order[begin : begin + PIECE]
+        with arrow.OSFile(str(work / f"{number}.arrow")) as stream, arrow.ipc.open_file(stream) as file:
+            yield places, file.read_all().take(arrow.array(np.argsort(np.argsort(places))))
 
 
 def regrouped(parts: Iterable[Any]) -> Iterator[Any]:

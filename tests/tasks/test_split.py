@@ -193,6 +193,9 @@ def test_missing_and_old_clips_say_which_verb_writes_them(tmp_path: Path, make_c
     pq.write_table(pq.read_table(config.clips).drop_columns(["cluster"]), config.clips)
     with pytest.raises(ValueError, match="cluster missing or unknown; run `soundstage cut` again"):
         run(config)
+    config.clips.write_text("clips")
+    with pytest.raises(ValueError, match=r"/clips\S* is not Parquet that can be read"):
+        run(config)
     config.clips.unlink()
     with pytest.raises(RuntimeError, match="does not exist; run `soundstage cut` first"):
         run(config)
