@@ -100,6 +100,7 @@ def run(config: Config) -> Result:
     splits.write_ledger(config.ledger, splits.merged(ledger, sources["source_id"], drawn), draw)
     files.write_records(config.rejects, left_out(sources, drawn), Reject)
     divide(config, columns, sources["source_id"], drawn)
+    columns = columns.select(["source_id", "group"])  # the others are large
     try:
         leaks = proved(config)
     except DataRefused:
@@ -181,8 +182,7 @@ def divide(config: Config, columns: Any, source_id: Any, drawn: splits.Drawn) ->
     order = (
         np.arange(len(row)) if is_sorted(columns["clip_id"]) else compute.sort_indices(columns["clip_id"]).to_numpy()
     )
-    schema = files.schema_of(Clip)
-    where = schema.get_field_index("cluster")
+    schema, where = files.schema_of(Clip), files.schema_of(Clip).get_field_index("cluster")
     with files.whole(config.work / "split") as work:
         work.mkdir()
         scatter(config.clips, order, schema, work)
@@ -194,8 +194,7 @@ def divide(config: Config, columns: Any, source_id: Any, drawn: splits.Drawn) ->
                     renamed = clips.set_column(where, schema.field(where), drawn.cluster.take(arrow.array(part)))
                     yield renamed.filter(arrow.array(drawn.split[part] == code))
 
-            path = config.splits / f"{name}.parquet"
-            with files.whole(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+            with files.whole(config.splits / f"{name}.parquet") as out, parquet.ParquetWriter(out, schema) as writer:
                 for group in regrouped(parts()):
                     writer.write_table(group)
     files.remove(config.work / "split")
