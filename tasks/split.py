@@ -5,10 +5,9 @@ Example: soundstage split seed=1 test_share=0.1
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import log
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -19,13 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from data import cards, files, splits
+from data import cards, files, sorting, splits
 from data.records import Clip, DataRefused, Frozen, Reject
 
 arrow, compute, parquet = cast(Any, pa), cast(Any, pc), cast(Any, pq)
 """Compiled libraries without a single type."""
-PIECE = 3 * files.ROW_GROUP
-"""Clips sorted at once: some 20 MB; a file of them is open for every so many clips there are."""
 
 
 class Config(Frozen):
@@ -179,67 +176,23 @@ def left_out(sources: dict[str, Any], drawn: splits.Drawn) -> Iterator[Reject]:
 def divide(config: Config, columns: Any, source_id: Any, drawn: splits.Drawn) -> None:
     """Write every clip to the file of its split, sorted by id, with the cluster's lasting name."""
     row = splits.rows_in(splits.flat(columns["source_id"]), source_id)
-    order = (
-        np.arange(len(row)) if is_sorted(columns["clip_id"]) else compute.sort_indices(columns["clip_id"]).to_numpy()
-    )
+    order = sorting.order_of(columns["clip_id"])
     schema, where = files.schema_of(Clip), files.schema_of(Clip).get_field_index("cluster")
     with files.whole(config.work / "split") as work:
         work.mkdir()
-        scatter(config.clips, order, schema, work)
+        sorting.scatter(config.clips, order, schema, work)
         for code, name in enumerate(splits.SPLITS):
 
             def parts(code: int = code) -> Iterator[Any]:
-                for places, clips in gathered(order, work):
+                for places, clips in sorting.gathered(order, work):
                     part = row[places]
                     renamed = clips.set_column(where, schema.field(where), drawn.cluster.take(arrow.array(part)))
                     yield renamed.filter(arrow.array(drawn.split[part] == code))
 
             with files.whole(config.splits / f"{name}.parquet") as out, parquet.ParquetWriter(out, schema) as writer:
-                for group in regrouped(parts()):
+                for group in sorting.regrouped(parts()):
                     writer.write_table(group)
     files.remove(config.work / "split")
-
-
-def scatter(clips: Path, order: Any, schema: Any, work: Path) -> None:
-    """Write the clips to files of `PIECE` rows that lie side by side in the wanted order: no table is sorted whole."""
-    piece = np.empty(len(order), np.int64)
-    piece[order] = np.arange(len(order)) // PIECE
-    with contextlib.ExitStack() as stack, parquet.ParquetFile(clips) as file:
-        names = [str(work / f"{number}.arrow") for number in range(-(-len(order) // PIECE))]
-        sinks = [stack.enter_context(arrow.ipc.new_file(name, schema)) for name in names]
-        begin = 0
-        for batch in file.iter_batches(files.ROW_GROUP):
-            table = arrow.Table.from_batches([batch]).select(schema.names).cast(schema)
-            mine = piece[begin : begin + len(table)]
-            for number in np.unique(mine).tolist():
-                sinks[number].write_table(table.filter(arrow.array(mine == number)))
-            begin += len(table)
-
-
-def gathered(order: Any, work: Path) -> Iterator[tuple[Any, Any]]:
-    """What `scatter` wrote, in the wanted order: the rows' places in the file of clips, and the rows."""
-    for number, begin in enumerate(range(0, len(order), PIECE)):
-        places = order[begin : begin + PIECE]
-        with arrow.OSFile(str(work / f"{number}.arrow")) as stream, arrow.ipc.open_file(stream) as file:
-            yield places, file.read_all().take(arrow.array(np.argsort(np.argsort(places))))
-
-
-def regrouped(parts: Iterable[Any]) -> Iterator[Any]:
-    """The same rows in row groups of one size, so that the file does not depend on how they were read."""
-    held: Any = None
-    for part in parts:
-        held = part if held is None else arrow.concat_tables([held, part])
-        while len(held) >= files.ROW_GROUP:
-            yield held.slice(0, files.ROW_GROUP).combine_chunks()
-            held = held.slice(files.ROW_GROUP)
-    if held is not None and len(held):
-        yield held.combine_chunks()
-
-
-def is_sorted(values: Any) -> bool:
-    """Whether no value is smaller than the one before."""
-    column = splits.flat(values)
-    return bool(compute.all(compute.less_equal(column[:-1], column[1:])).as_py()) if len(column) > 1 else True
 
 
 def proved(config: Config) -> dict[str, int]:
