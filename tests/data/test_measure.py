@@ -19,24 +19,10 @@ from data import media_open
 from data.measure import Sensing, measure
 from data.media import write_media, write_mp4
 from data.records import Source
+from tests.data.small_films import film, sound
 
 QUICK = Sensing(speech=False)
 BLANK = {"source_id": "", "sha256": "", "path": "", "group": "", "size_bytes": 0}
-
-
-def film(num_frames: int = 48, height: int = 64, width: int = 96) -> np.ndarray:
-    """A grey film with a moving square; the first sixth is black."""
-    frames = np.full((num_frames, height, width, 3), 60, np.uint8)
-    for index, frame in enumerate(frames):
-        left = index % (width - 16)
-        frame[20:36, left : left + 16] = (200, 180, 90)
-    frames[: num_frames // 6] = 0
-    return frames
-
-
-def sound(seconds: float = 2.0) -> np.ndarray:
-    time = np.arange(round(48000 * seconds)) / 48000
-    return np.stack([0.3 * np.sin(2 * np.pi * 440 * time), 0.1 * np.sin(2 * np.pi * 550 * time)]).astype(np.float32)
 
 
 Track = tuple[str, np.ndarray, dict[str, Any]]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,23 +10,9 @@ from data import measure as measuring
 from data.files import sha256
 from data.measure import Measurement, Sensing, recall, remembered
 from data.media import write_mp4
+from tests.data.small_films import film, sound
 
 QUICK = Sensing(speech=False)
-
-
-def film(num_frames: int = 48, height: int = 64, width: int = 96) -> np.ndarray:
-    """A grey film with a moving square; the first sixth is black."""
-    frames = np.full((num_frames, height, width, 3), 60, np.uint8)
-    for index, frame in enumerate(frames):
-        left = index % (width - 16)
-        frame[20:36, left : left + 16] = (200, 180, 90)
-    frames[: num_frames // 6] = 0
-    return frames
-
-
-def sound(seconds: float = 2.0) -> np.ndarray:
-    time = np.arange(round(48000 * seconds)) / 48000
-    return np.stack([0.3 * np.sin(2 * np.pi * 440 * time), 0.1 * np.sin(2 * np.pi * 550 * time)]).astype(np.float32)
 
 
 def test_a_remembered_file_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from data.media import iter_frames, probe, read_clip, read_sound, write_media, write_mp4
 from data.records import ClipShape
+from tests.data.small_films import FLASH, click_s, flash_and_click, flash_index
 
-FLASH = 20
-"""Index of the white frame."""
 FORMS: dict[str, dict[str, Any]] = {
     "mp4": {},
     "mov": {"container": "mov"},
@@ -22,26 +21,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "mkv_opus": {"container": "matroska", "audio_codec": "libopus"},
     "webm": {"container": "webm", "video_codec": "libvpx-vp9", "audio_codec": "libopus"},
 }
-
-
-def flash_and_click(
-    num_frames: int = 48, rate: Fraction | int = 24, hz: int = 48000, side: int = 32
-) -> tuple[np.ndarray, np.ndarray]:
-    """A grey film with one white frame; on the left a click at the instant it shows, on the right a quiet tone."""
-    frames = np.full((num_frames, side, side, 3), 60, np.uint8)
-    frames[FLASH] = 250
-    sound = np.zeros((2, round(num_frames / Fraction(rate) * hz)), np.float32)
-    sound[0, round(FLASH / Fraction(rate) * hz)] = 0.9
-    sound[1] = 0.05 * np.sin(2 * np.pi * 440 * np.arange(sound.shape[1]) / hz)
-    return frames, sound
-
-
-def click_s(sound: np.ndarray, hz: int) -> float:
-    return int(np.argmax(np.abs(sound[0]))) / hz
-
-
-def flash_index(frames: np.ndarray) -> int:
-    return int(frames.mean(axis=(1, 2, 3)).argmax())
 
 
 @pytest.mark.parametrize("hz", [8000, 44100, 48000])

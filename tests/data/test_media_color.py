@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -17,6 +15,7 @@ from data.media_open import Unreadable
 from data.records import ClipShape, Source
 from data.rules import judge_one, treatments
 from data.tone_map import compressed, pq_light
+from tests.data.small_films import write
 
 WEIGHTS = {
     1: (0.2126, 0.0722),
@@ -56,22 +55,6 @@ def flat(codes: Sequence[int], form: str, side: int = SQUARE, **tags: int) -> av
     for name, value in tags.items():
         setattr(frame, name, value)
     return frame
-
-
-def write(
-    path: Path, codec: str, frames: Sequence[av.VideoFrame], tags: dict[str, Any], rate: int = 24, **options: str
-) -> Path:
-    """Frames as they are, with the stream's tags."""
-    with av.open(str(path), "w") as output:
-        stream: Any = output.add_stream(codec, rate=rate, options=options)
-        stream.width, stream.height, stream.pix_fmt = frames[0].width, frames[0].height, frames[0].format.name
-        for name, value in tags.items():
-            setattr(stream.codec_context, name, value)
-        for index, frame in enumerate(frames):
-            frame.pts, frame.time_base = index, Fraction(1, rate)
-            output.mux(stream.encode(frame))
-        output.mux(stream.encode())
-    return path
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["limited", "full"])

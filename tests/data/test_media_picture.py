@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -17,25 +15,10 @@ from data.media_layout import Orientation
 from data.records import ClipShape, Source
 from data.rules import judge_one, treatments
 from tasks.ingest import unfit
+from tests.data.small_films import write
 
 QUICK = Sensing(speech=False)
 BLANK = {"source_id": "0", "sha256": "0", "path": "f", "group": "", "size_bytes": 1}
-
-
-def write(
-    path: Path, codec: str, frames: Sequence[av.VideoFrame], tags: dict[str, Any], rate: int = 24, **options: str
-) -> Path:
-    """Frames as they are, with the stream's tags."""
-    with av.open(str(path), "w") as output:
-        stream: Any = output.add_stream(codec, rate=rate, options=options)
-        stream.width, stream.height, stream.pix_fmt = frames[0].width, frames[0].height, frames[0].format.name
-        for name, value in tags.items():
-            setattr(stream.codec_context, name, value)
-        for index, frame in enumerate(frames):
-            frame.pts, frame.time_base = index, Fraction(1, rate)
-            output.mux(stream.encode(frame))
-        output.mux(stream.encode())
-    return path
 
 
 def film(pictures: np.ndarray, form: str) -> list[av.VideoFrame]:

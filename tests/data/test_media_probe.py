@@ -14,24 +14,11 @@ from data.media import Unreadable, probe, read_clip, write_media, write_mp4
 from data.media_open import opened, picture_stream
 from data.media_probe import PictureNotes
 from data.records import ClipShape, Source
+from tests.data.small_films import flash_and_click
 
-FLASH = 20
-"""Index of the white frame."""
 FORMS: dict[str, dict[str, Any]] = {
     "webm": {"container": "webm", "video_codec": "libvpx-vp9", "audio_codec": "libopus"},
 }
-
-
-def flash_and_click(
-    num_frames: int = 48, rate: Fraction | int = 24, hz: int = 48000, side: int = 32
-) -> tuple[np.ndarray, np.ndarray]:
-    """A grey film with one white frame; on the left a click at the instant it shows, on the right a quiet tone."""
-    frames = np.full((num_frames, side, side, 3), 60, np.uint8)
-    frames[FLASH] = 250
-    sound = np.zeros((2, round(num_frames / Fraction(rate) * hz)), np.float32)
-    sound[0, round(FLASH / Fraction(rate) * hz)] = 0.9
-    sound[1] = 0.05 * np.sin(2 * np.pi * 440 * np.arange(sound.shape[1]) / hz)
-    return frames, sound
 
 
 @pytest.mark.parametrize("container", ["mp4", "mov", "matroska", "webm"])
