@@ -91,7 +91,10 @@ def assign(
     """
     place, names = coded(cluster)
     if len(names) < MIN_CLUSTERS:
-        raise ValueError(f"{len(names)} clusters of sources; train, val and test need at least {MIN_CLUSTERS}")
+        raise ValueError(
+            f"{len(names)} clusters of sources, since sources that look or sound alike count as one; train, val and"
+            f" test need at least {MIN_CLUSTERS}"
+        )
     row = rows_in(source_id, ledger.source_id)
     old = np.where(row >= 0, ledger.split[row] if len(ledger) else OUT, OUT)
     met = np.zeros(len(names), np.uint8)
@@ -120,7 +123,7 @@ def fill(split: Codes, wanted: Codes, hashes: NDArray[np.float64], place: Codes,
     """Move new clusters into splits that would be empty, in place: smallest hashes first, out of train if it can spare.
 
     Raises:
-        ValueError: no new cluster can be moved, and the empty split is train or test.
+        ValueError: no new cluster can be moved.
     """
     sizes = np.bincount(place, minlength=len(hashes))
     fresh = np.flatnonzero(~np.isnan(hashes))
@@ -133,7 +136,7 @@ def fill(split: Codes, wanted: Codes, hashes: NDArray[np.float64], place: Codes,
         if spare:
             wanted[spare[0]] = code
             split[place == spare[0]] = code
-        elif code != VAL:
+        else:
             raise ValueError(
                 f"{SPLITS[code]} is empty and every source was drawn before; add sources, or delete split.ledger to draw"
                 " all anew"

@@ -23,6 +23,8 @@ from data.records import Clip, DataRefused, Frozen, Reject
 
 arrow, compute, parquet = cast(Any, pa), cast(Any, pc), cast(Any, pq)
 """Compiled libraries without a single type."""
+MAX_NAMED = 5
+"""Files named in one message."""
 
 
 class Config(Frozen):
@@ -91,9 +93,8 @@ def run(config: Config) -> Result:
             sources["source_id"], sources["cluster"], config.seed, config.val_share, config.test_share, ledger
         )
     except ValueError as error:
-        raise DataRefused(
-            f"{config.clips} holds {len(columns)} clips of {len(sources['source_id'])} sources: {error}"
-        ) from error
+        held = f"{config.clips} holds {len(columns)} clips of {len(sources['source_id'])} sources: {error}"
+        raise DataRefused(f"{held}{alike(sources)}") from error
     splits.write_ledger(config.ledger, splits.merged(ledger, sources["source_id"], drawn), draw)
     files.write_records(config.rejects, left_out(sources, drawn), Reject)
     divide(config, columns, sources["source_id"], drawn)
@@ -117,6 +118,17 @@ def run(config: Config) -> Result:
     files.write_text(config.splits / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     num_out = int((drawn.split == splits.OUT).sum())
     return Result(num_left_out=num_out, **{f"num_{name}": count for name, count in counts.items()})
+
+
+def alike(sources: dict[str, Any]) -> str:
+    """The largest cluster in words, where one holds more than one source."""
+    place, _ = splits.coded(sources["cluster"])
+    members = np.flatnonzero(place == np.bincount(place).argmax())
+    if len(members) < 2:
+        return ""
+    names = ", ".join(sources["path"][row].as_py() for row in members[:MAX_NAMED].tolist())
+    more = f" and {len(members) - MAX_NAMED} more" if len(members) > MAX_NAMED else ""
+    return f"; the largest cluster: {names}{more}"
 
 
 def withdraw(config: Config) -> None:
@@ -232,11 +244,14 @@ def check_expectations(config: Config) -> None:
     from data import expectations
     from tasks import judging
 
-    divided = {name: files.iter_records(config.splits / f"{name}.parquet", Clip) for name in splits.SPLITS}
+    shares = {"train": 1.0, "val": config.val_share, "test": config.test_share}
+    divided = {name: files.iter_records(config.splits / f"{name}.parquet", Clip) for name in shares if shares[name]}
     with files.whole(config.work / "split") as work:
         work.mkdir()
         with expectations.splits_frame(divided, work / "asked.sqlite") as table:
-            judging.enforce("splits", table, expectations.splits_suite(table), config.expectations, config.docs)
+            judging.enforce(
+                "splits", table, expectations.splits_suite(table, [*divided]), config.expectations, config.docs
+            )
     files.remove(config.work / "split")
 
 

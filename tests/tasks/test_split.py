@@ -157,9 +157,30 @@ def test_cards_count_what_is_in_a_split(tmp_path: Path, make_clip: Maker):
 def test_fewer_than_three_clusters_are_refused_with_numbers(tmp_path: Path, make_clip: Maker):
     clips = [make_clip("a" * 16, number) for number in range(5)] + [make_clip("b" * 16)]
     with pytest.raises(
-        DataRefused, match="holds 6 clips of 2 sources: 2 clusters of sources; train, val and test need"
+        DataRefused, match=r"holds 6 clips of 2 sources: 2 clusters of sources, since .*; train, val and test need"
     ):
         run(config_of(tmp_path, clips))
+    clips = [make_clip(letter * 16, cluster="c" if letter > "a" else "") for letter in "abcdefghi"]
+    with pytest.raises(DataRefused, match=r"largest cluster: (\S+, ){4}\S+ and 3 more$"):
+        run(config_of(tmp_path, clips))
+
+
+def test_a_split_whose_only_source_is_deleted_is_named_with_the_remedy(tmp_path: Path, make_clip: Maker):
+    clips = some(make_clip, 30)
+    config = config_of(tmp_path, clips)
+    run(config)
+    for name, members in outputs(config).items():
+        gone = {clip.source_id for clip in members}
+        with pytest.raises(
+            DataRefused, match=f"{name} is empty and every source was drawn before; .*delete split.ledger"
+        ):
+            run(config_of(tmp_path, [clip for clip in clips if clip.source_id not in gone]))
+
+
+def test_a_set_without_val_is_wanted_so(tmp_path: Path, make_clip: Maker):
+    config = config_of(tmp_path, some(make_clip, 30), val_share=0.0)
+    assert run(config).num_val == 0
+    assert {name for name, members in outputs(config).items() if members} == {"train", "test"}
 
 
 def test_a_refused_run_leaves_no_split_of_an_earlier_one(
