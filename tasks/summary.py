@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import yaml
 
+from data.files import num_records
 from data.records import Frozen, Report, Verdict
 
 Params = dict[str, Any]
@@ -41,6 +42,8 @@ class Journal(Frozen):
 
 LOGS = Path("data/store/logs")
 JOURNAL = LOGS / "run.json"
+MAX_NAMED = 3
+"""Expectations named in the one line on the data."""
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
@@ -72,7 +75,7 @@ def places(params: Params, root: Path = Path()) -> str:
     page = root / str(params.get("browse", {}).get("pages", "data/store/data")) / "index.html"
     rows = [
         ("verdict", verdict_line(params, root)),
-        ("data", str(page) if page.is_file() else "not made yet"),
+        ("data", f"{page}; {data_line(params, root)}" if page.is_file() else "not made yet"),
         ("report", str(report) if report.is_file() else "not made yet"),
         ("videos", f"{generations}/ ({len(videos)} mp4 files)" if videos else "not made yet"),
         ("model", registered_model(root / str(params["register"]["registered"]))),
@@ -100,6 +103,26 @@ def verdict_line(params: Params, root: Path) -> str:
             )
             return f"{said}; tuned − base {gain}"
     return said
+
+
+def data_line(params: Params, root: Path) -> str:
+    """How many files and clips there are, how many were left out, and which expectations warn."""
+
+    def rows(verb: str, name: str) -> int:
+        path = root / str(params.get(verb, {}).get(name, ""))
+        return num_records(path) if path.is_file() else 0
+
+    def outcomes(verb: str) -> list[dict[str, Any]]:
+        path = root / str(params.get(verb, {}).get("expectations", ""))
+        return cast(list[dict[str, Any]], json.loads(path.read_bytes())["outcomes"]) if path.is_file() else []
+
+    given, accepted = rows("ingest", "manifest"), rows("validate", "accepted")
+    left = rows("cut", "rejects") + rows("split", "rejects")
+    said = f"{given} files, {accepted} accepted; {rows('cut', 'clips')} clips, {left} left out"
+    asked = [item for verb in ("validate", "cut", "split", "encode") for item in outcomes(verb)]
+    failed = [f"{item['name']} {item['measured']}" for item in asked if not item["success"]]
+    names = ", ".join(failed[:MAX_NAMED]) + (" …" if len(failed) > MAX_NAMED else "")
+    return f"{said}; {len(failed)} of {len(asked)} expectations warn: {names}" if failed else said
 
 
 def tracking_uri(params: Params) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from data.records import Check, Comparison, MetricValue, Report, Verdict
-from tasks.summary import Outcome, load_params, metrics_markdown, places, timing_table, verdict_line
+from data.files import write_records
+from data.records import Check, Clip, Comparison, MetricValue, Reject, Report, Source, Verdict
+from tasks.summary import Outcome, data_line, load_params, metrics_markdown, places, timing_table, verdict_line
 
 PARAMS = {
     "evaluate": {"report": "store/report"},
@@ -46,6 +47,28 @@ def test_places_name_only_what_exists(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "(1 mp4 files)" in after
     assert "soundstage-tiny-h3 version 2" in after
     assert "sqlite:///data/store/mlflow/mlflow.db" in after
+
+
+def test_data_line_counts_what_came_in_and_what_was_left_out(
+    tmp_path: Path, make_source: Callable[..., Source], make_clip: Callable[..., Clip]
+) -> None:
+    left = Reject(item="0", path="a", verb="cut", rule="cut.min_luma", measured="0", limit="0.02")
+    write_records(tmp_path / "manifest", [make_source(name) for name in "abc"], Source)
+    write_records(tmp_path / "accepted", [make_source(name) for name in "ab"], Source)
+    write_records(tmp_path / "clips", [make_clip("a" * 16, number) for number in range(5)], Clip)
+    write_records(tmp_path / "left", [left], Reject)
+    outcomes = [{"name": f"e{number}", "measured": "1 of 3 rows", "success": number > 3} for number in range(6)]
+    (tmp_path / "found.json").write_text(json.dumps({"outcomes": outcomes}))
+    params = {
+        "ingest": {"manifest": "manifest"},
+        "validate": {"accepted": "accepted", "expectations": "found.json"},
+        "cut": {"clips": "clips", "rejects": "left"},
+    }
+    assert data_line(params, tmp_path) == (
+        "3 files, 2 accepted; 5 clips, 1 left out; "
+        "4 of 6 expectations warn: e0 1 of 3 rows, e1 1 of 3 rows, e2 1 of 3 rows …"
+    )
+    assert data_line(params, tmp_path / "nowhere") == "0 files, 0 accepted; 0 clips, 0 left out"
 
 
 def test_verdict_line_says_whether_and_by_how_much(tmp_path: Path, make_comparison: Callable[..., Comparison]) -> None:
