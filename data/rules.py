@@ -59,7 +59,10 @@ def wrong_kind(source: Source, _limits: Limits) -> Reject | None:
 
 def unusable(source: Source, _limits: Limits) -> Reject | None:
     """Reject what `ingest` could not decode, or found twice."""
-    return rejected(source, "usable", source.error, "a file that can be used") if source.error is not None else None
+    if source.error is None:
+        return None
+    wanted = "a picture, sound or video" if source.use == "reference" else "a video"
+    return rejected(source, "usable", source.error, f"{wanted} that is there, whole, and given once")
 
 
 def no_picture(source: Source, _limits: Limits) -> Reject | None:

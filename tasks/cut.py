@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from data.boundaries import Boundary
+    from data.features import Track
     from data.hearing import SoundTrack
     from data.measure import Measurement
     from data.shots import Window
@@ -258,10 +260,7 @@ def cut_source(source: Source, config: Config) -> Cut:
     scenes = shots.shots(transitions, source.video_duration_s, config.min_shot_s)
     spans = [span for shot in scenes for span in shots.windows(shot, config.shape.duration_s, config.margin_s)]
     if not spans:
-        longest = max((shot.end_s - shot.start_s for shot in scenes), default=0.0)
-        measured = f"longest of {len(scenes)} shots is {longest:.3f} s"
-        limit = f"one clip of {float(config.shape.duration_s):.3f} s, margin_s = {config.margin_s:g} from cuts"
-        return Cut((), (rejected(source, "shape", measured, limit),))
+        return Cut((), (no_room(source, transitions, track, config),))
     strict = [item.end_s for item in boundaries.find(track, config.stricter)]
     clips = [described(source, span, found, strict, config) for span in spans]
     return chosen(source, clips, found, config)
@@ -302,6 +301,21 @@ def described(source: Source, span: Window, found: Measurement, strict: Sequence
     return clip.model_copy(update=detectors.columns(clip, source, config.detectors)) if config.detectors else clip
 
 
+def no_room(source: Source, transitions: Sequence[Boundary], track: Track, config: Config) -> Reject:
+    """Why no clip fits between the transitions; where black ends the shots, no setting helps."""
+    from data import shots
+
+    everything = shots.shots(transitions, source.video_duration_s, 0.0)
+    longest = max(shot.end_s - shot.start_s for shot in everything)
+    black, length = float(track.black.mean()), float(config.shape.duration_s)
+    if black and longest < config.min_shot_s:
+        return rejected(source, "black", f"{black:.1%} of the frames are black", f"a picture for {length:.3f} s on end")
+    shots_are = "the only shot" if len(everything) == 1 else f"the longest of {len(everything)} shots"
+    measured = f"{shots_are} is {longest:.3f} s" + (f"; {black:.0%} of the frames are black" if black else "")
+    limit = f"one clip of {length:.3f} s, margin_s = {config.margin_s:g} from cuts"
+    return rejected(source, "shape", measured, limit)
+
+
 def chosen(source: Source, clips: Sequence[Clip], found: Measurement, config: Config) -> Cut:
     """The clips that pass the filters, and the rejects; a source that keeps none is a reject as well."""
     from data import duplicates
@@ -317,7 +331,10 @@ def chosen(source: Source, clips: Sequence[Clip], found: Measurement, config: Co
     rejects += [rejected(clip, "max_clips_per_source", measured, f"{limit} clips, spread evenly") for clip in surplus]
     if not kept:
         ((rule, _),) = Counter(reject.rule.removeprefix("cut.") for reject in rejects).most_common(1)
-        rejects.append(rejected(source, rule, f"none of {len(clips)} clips passes", "at least 1 clip"))
+        first = next(reject for reject in rejects if reject.rule == f"cut.{rule}")
+        rejects.append(
+            rejected(source, rule, f"none of {len(clips)} spans passes; the first has {first.measured}", first.limit)
+        )
     assert found.picture is not None
     signatures = tuple(duplicates.signature(found.picture, clip.start_s, clip.end_s) for clip in kept)
     return Cut(tuple(kept), tuple(rejects), signatures)

@@ -122,6 +122,7 @@ def measured_file(row: Listed, sensing: Sensing, work: Path) -> Source:
     from data import remote
     from data.hashes import content
     from data.measure import recall, remembered
+    from data.torn import torn
 
     sound = None if row.sound is None else remote.local(row.sound)
     found = content(row.file, work)
@@ -131,6 +132,8 @@ def measured_file(row: Listed, sensing: Sensing, work: Path) -> Source:
     if measurement is None:
         measurement = remembered(remote.local(row.file), found.sha256, sensing, work, sound)
     facts = {"error": unfit(row.use, measurement.facts), **measurement.facts}
+    if str(facts["error"]).startswith("does not decode") and not remote.is_remote(row.file):
+        facts["error"] = torn(Path(row.file)) or facts["error"]
     return Source.model_validate({**identity(row, found.sha256, found.size_bytes), **facts})
 
 

@@ -67,7 +67,8 @@ class Findings(Frozen):
     treatments: tuple[Treated, ...]
     rejects: tuple[Rejected, ...]
     facts: dict[str, Any]
-    """The manifest's row, and under `num_clips`, `clips` and `clip_rejects` what `cut` makes of it."""
+    """The manifest's row, null where nothing was measured, and under `num_clips`, `clips` and `clip_rejects` what `cut`
+    makes of it."""
 
 
 class Seen(NamedTuple):
@@ -168,9 +169,10 @@ def unlisted(path: str) -> Listed:
 
 def findings(seen: Seen) -> Findings:
     """The verdict; a file that gives no clip is rejected by what `cut` says."""
-    refused = list(seen.cut.rejects) if seen.cut.clips else []
-    rejects = [*seen.rejects, *(() if seen.cut.clips else seen.cut.rejects)]
-    facts = seen.source.model_dump() | {
+    whole = seen.source.source_id
+    refused = [reject for reject in seen.cut.rejects if reject.item != whole]
+    rejects = [*seen.rejects, *(reject for reject in seen.cut.rejects if reject.item == whole)]
+    facts = measured_only(seen.source) | {
         "num_clips": len(seen.cut.clips),
         "clips": [clip.model_dump(exclude=SAME_AS_SOURCE) for clip in seen.cut.clips],
         "clip_rejects": [{"clip_id": item.item} | worded(item).model_dump() for item in refused],
@@ -183,9 +185,22 @@ def findings(seen: Seen) -> Findings:
     )
 
 
+def measured_only(source: Source) -> dict[str, Any]:
+    """The fields of the row; None for those that say no more than that nothing was measured, as their defaults do."""
+    facts = source.model_dump()
+    unknown = facts.keys() - source.model_fields_set
+    if not source.size_bytes:  # the content was not read: what stands for its hash is that of the path
+        unknown |= {"sha256", "size_bytes"}
+    return facts | dict.fromkeys(unknown)
+
+
 def worded(reject: Reject) -> Rejected:
     """A reject with a sentence."""
-    message = f"{reject.measured}; limit {reject.rule} = {reject.limit}"
+    verb, _, option = reject.rule.partition(".")
+    wanted = f"limit {reject.rule} = {reject.limit}"
+    if not is_option(verb, option):
+        wanted = f"wanted is {reject.limit} ({reject.rule})"
+    message = f"{reject.measured}; {wanted}"
     return Rejected(rule=reject.rule, measured=reject.measured, limit=reject.limit, message=message)
 
 
@@ -202,19 +217,22 @@ def table(found: Findings) -> str:
     lines = [f"{words(facts['path'])}: {found.verdict}{role}"]
     lines += [f"  rejected  {words(item.message)}{remedy(item)}" for item in found.rejects]
     lines += [f"  treated   {item.treatment}: {words(item.detail)}" for item in found.treatments]
-    if facts["num_clips"]:
+    if facts["num_clips"] or refused:
         lines.append(f"  clips     {facts['num_clips']} of {facts['num_clips'] + len(refused)} spans are kept")
     lines += [
         f"    {item['start_s']:.3f} – {item['end_s']:.3f} s ({item['boundary_reason']})" for item in facts["clips"]
     ]
-    lines += [f"    {clip_start(item['clip_id'])}: {words(item['message'])}" for item in refused]
+    for message in dict.fromkeys(item["message"] for item in refused):
+        starts = [clip_start(item["clip_id"]) for item in refused if item["message"] == message]
+        lines.append(f"    from {words(', '.join(starts))} s: {words(message)}")
     plain = {
         name: value for name, value in facts.items() if name in Source.model_fields and name not in ("path", "error")
     }
-    known = {name: value for name, value in plain.items() if value not in (None, ())}
+    known = {name: value for name, value in plain.items() if value not in (None, (), "")}
     width = max(map(len, known))
     lines += ["  facts", *(f"    {name:<{width}}  {words(value)}" for name, value in known.items())]
-    lines.append(f"    {'(none)':<{width}}  {', '.join(name for name in plain if name not in known)}")
+    if facts["num_frames"] or facts["num_channels"]:
+        lines.append(f"    {'(none)':<{width}}  {', '.join(name for name in plain if name not in known)}")
     return "\n".join(lines)
 
 
@@ -225,8 +243,8 @@ def remedy(item: Rejected) -> str:
 
 
 def clip_start(clip_id: str) -> str:
-    """Where a span starts, as its id has it in milliseconds."""
-    return f"from {int(clip_id.rpartition('-')[2]) / 1000:.3f} s"
+    """Where a span starts, s, as its id has it in milliseconds."""
+    return f"{int(clip_id.rpartition('-')[2]) / 1000:.3f}"
 
 
 def words(value: object) -> str:

@@ -95,7 +95,7 @@ def test_a_source_too_short_for_a_clip_is_a_reject_with_its_longest_shot(
     assert run(config).num_rejected_sources == 1
     (reject,) = outputs(config)[1]
     assert (reject.item, reject.rule) == (short.source_id, "cut.shape")
-    assert reject.measured == "longest of 1 shots is 0.833 s"
+    assert reject.measured == "the only shot is 0.833 s"
 
 
 def test_the_result_does_not_depend_on_the_number_of_workers_and_keeps_the_order(
@@ -178,7 +178,7 @@ def test_a_frozen_and_a_black_picture_are_rejected_as_clips_and_as_a_source(tmp_
     found = [(reject.path, reject.rule, reject.item) for reject in outputs(config)[1]]
     assert found == [
         (source.path, rule, source.source_id + suffix)
-        for source, rule in ((frozen, "cut.filters.max_freeze_share"), (black, "cut.shape"))
+        for source, rule in ((frozen, "cut.filters.max_freeze_share"), (black, "cut.black"))
         for suffix in (("-000000", "-000917", "") if source is frozen else ("",))
     ]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -92,6 +94,46 @@ def test_settings_of_the_verbs_decide(place: Path, capsys: pytest.CaptureFixture
     assert found["verdict"] == "rejected"
     assert [item["rule"] for item in found["rejects"]] == ["validate.min_duration_s", "validate.min_side_px"]
     assert found["rejects"][0]["message"] == "1.500 s; limit validate.min_duration_s = 2 s"
+
+
+def test_what_was_not_read_or_measured_is_no_fact(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "empty.mp4").touch()
+    (place / "folder").mkdir()
+    content = (place / "good.mp4").read_bytes()
+    torn = content[: content.index(b"moov") - 4] + content[content.index(b"mdat") - 4 :][:200]
+    (place / "torn.mp4").write_bytes(torn)
+    found = inspected(capsys, "absent.mp4", "empty.mp4", "folder", "torn.mp4")
+    assert isinstance(found, list)
+    for item in found[:3]:
+        facts = cast("dict[str, object]", item["facts"])
+        known = {name for name, value in facts.items() if value not in (None, [], "", 0)}
+        assert known == {"source_id", "path", "use", "error"}
+    assert found[3]["facts"]["sha256"] == hashlib.sha256(torn).hexdigest()
+    assert found[3]["facts"]["num_frames"] is None
+    message = found[3]["rejects"][0]["message"]
+    assert message.startswith("is cut short: ")
+    assert message.endswith("wanted is a video that is there, whole, and given once (validate.usable)")
+    assert main(["inspect", "absent.mp4"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 8
+
+
+def test_black_is_named_as_the_reason_and_spans_of_one_fault_share_a_line(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    still = np.tile(np.random.default_rng(1).integers(0, 255, (1, 64, 64, 3), np.uint8), (72, 1, 1, 1))
+    for name, frames in (("black", np.zeros_like(still)), ("frozen", still)):
+        write_media(place / f"{name}.mp4", frames, None, frame_rate=Fraction(24), sample_rate_hz=RATE_HZ)
+    found = inspected(capsys, "black.mp4", "frozen.mp4")
+    assert isinstance(found, list)
+    messages = [[str(item["message"]) for item in one["rejects"]] for one in cast("list[dict[str, Any]]", found)]
+    assert messages == [
+        ["100.0% of the frames are black; wanted is a picture for 0.917 s on end (cut.black)"],
+        ["none of 3 spans passes; the first has freeze_share = 1; limit cut.filters.max_freeze_share = 0.9"],
+    ]
+    assert main(["inspect", "frozen.mp4"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("freeze_share = 1;") == 2
+    assert "from 0.000, 0.917, 1.833 s: freeze_share = 1; limit cut.filters.max_freeze_share = 0.9" in text
 
 
 def test_text_gives_the_verdict_first_and_hides_control_characters(
