@@ -55,6 +55,18 @@ def windows(shot: Shot, duration_s: Fraction, margin_s: float) -> list[Window]:
     return result
 
 
+def no_room(boundaries: Sequence[Boundary], end_s: float, min_shot_s: float, black_share: float) -> tuple[str, str]:
+    """Which rule leaves out a source whose shots hold no clip, and what was measured; where all is black, no setting."""
+    found = shots(boundaries, end_s, 0.0)
+    longest = max(shot.end_s - shot.start_s for shot in found)
+    if black_share and longest < min_shot_s:
+        return "black", f"{black_share:.1%} of the frames are black"
+    which = "the only shot" if len(found) == 1 else f"the longest of {len(found)} shots"
+    return "shape", f"{which} is {longest:.3f} s" + (
+        f"; {black_share:.0%} of the frames are black" if black_share else ""
+    )
+
+
 def exact(seconds: float) -> Fraction:
     """A time as a whole number of microseconds."""
     return Fraction(round(seconds * MICROSECOND), MICROSECOND)

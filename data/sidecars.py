@@ -4,17 +4,46 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import cast
 
 from data import remote
-from data.paths import beside, inside
+from data.paths import as_text, beside, inside, shown
 from data.tables import Words, one_line, words_in
 
 SIDECARS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet", ".md", ".srt", ".vtt", ".ass", ".yaml", ".yml")
 """Files beside media that say something about them; no rows of their own."""
 MAX_SIDECAR_BYTES = 10**6
 """A caption is a few hundred bytes; what is larger is something else."""
+CAPTIONS = (".txt", ".json")
+"""How the names of captions end."""
+MAX_ALONE = 3
+"""Captions without a video that are named; all are counted."""
+
+
+@dataclass
+class Alone:
+    """Captions without a video."""
+
+    num: int = 0
+    first: list[str] = field(default_factory=list[str])
+
+    def add(self, folder: str, names: set[str]) -> None:
+        """Take in those of one folder."""
+        media = {name for name in names if not name.lower().endswith(SIDECARS)}
+        read = {wanted for name in media for wanted in _names_beside(name)}
+        alone = [name for name in names if name.lower().endswith(CAPTIONS) and name not in read]
+        self.num += len(alone)
+        for name in sorted(alone)[: MAX_ALONE - len(self.first)]:
+            path = f"{folder.rstrip('/')}/{name}"
+            self.first.append(as_text(path if remote.is_remote(path) else shown(path)))
+
+
+def _names_beside(name: str) -> tuple[str, str, str]:
+    """Names that the words about a file may have."""
+    stem = PurePosixPath(name).stem
+    return f"{stem}.txt", f"{name}.txt", f"{stem}.json"
 
 
 def words_beside(file: str, root: str, names: set[str] | None = None) -> Words:
@@ -27,9 +56,8 @@ def words_beside(file: str, root: str, names: set[str] | None = None) -> Words:
         ValueError: a sidecar is not UTF-8, not JSON, too large, or a link that leads out of `root`.
     """
     name = file.rpartition("/")[2]
-    stem = PurePosixPath(name).stem
     words = Words()
-    for sidecar in (f"{stem}.txt", f"{name}.txt", f"{stem}.json"):
+    for sidecar in _names_beside(name):
         path = beside(file, sidecar)
         if not (sidecar in names if names is not None else os.path.isfile(path)):  # noqa: PTH113  # too long is absent
             continue

@@ -7,8 +7,8 @@ What a folder means:
     cat.ref1.png, cat.ref2.wav   its references, by number
     cat.sound.wav                its sound, instead of its own
 
-Left out without a word: names that begin with a dot (among them `._cat.mp4`), other text files, and what operating
-systems strew (`LITTER`). Unfinished downloads (`UNFINISHED`), linked folders and links out of the folder get a row that
+Left out without a word: names that begin with a dot (among them `._cat.mp4`), text files that are no captions, and what
+operating systems strew (`LITTER`). Captions without a video are counted (`Reading.alone`). Unfinished downloads (`UNFINISHED`), linked folders and links out of the folder get a row that
 says so. A `.gitignore` is not consulted: a folder of videos is no repository.
 """
 
@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, cast
 from data import remote
 from data.media_open import Unreadable
 from data.paths import as_text, beside, group_of, inside, is_name, refusal, shown, without_secrets
-from data.sidecars import SIDECARS, words_beside
+from data.sidecars import SIDECARS, Alone, words_beside
 from data.tables import TABLES, Row, Words, rows_of
 
 UNFINISHED = (".part", ".crdownload", ".download", ".partial", ".filepart", ".opdownload", ".!qb", ".aria2", ".ytdl")
@@ -70,6 +70,8 @@ class Reading:
     protocols: tuple[str, ...] = ("s3", "oss")
     unread: set[str] = field(default_factory=set[str])
     """Receives the names of the table's columns that nothing reads."""
+    alone: Alone = field(default_factory=Alone)
+    """Receives a folder's captions that no file has the name of."""
 
 
 class Item(NamedTuple):
@@ -112,7 +114,7 @@ def given_by(source: str | Path, reading: Reading | None = None) -> Iterator[Giv
                     f"ingest.{name} = {value} is about tables, and ingest.source = {place} is a folder;"
                     " leave it out or name a table"
                 )
-        yield from _in_folder(place.rstrip("/") or "/")
+        yield from _in_folder(place.rstrip("/") or "/", reading.alone)
     elif Path(place).suffix.lower() in TABLES and table is not None and table.is_file():
         yield from _in_table(table, place, reading)
     else:
@@ -139,20 +141,20 @@ def given_file(file: str) -> Given:
     return _in_company(root or "/", place, names, companions.get(PurePosixPath(name).stem, []))
 
 
-def _in_folder(root: str) -> Iterator[Given]:
+def _in_folder(root: str, alone: Alone) -> Iterator[Given]:
     """Files below `root`; a stack of folders instead of recursion, since a path may be 2,000 folders deep."""
-    stack = [_contents(root, root)]
+    stack = [_contents(root, root, alone)]
     while stack:
         found = next(stack[-1], None)
         if found is None:
             stack.pop()
         elif isinstance(found, str):
-            stack.append(_contents(root, found))
+            stack.append(_contents(root, found, alone))
         else:
             yield found
 
 
-def _contents(root: str, folder: str) -> Iterator[Given | str]:
+def _contents(root: str, folder: str, alone: Alone) -> Iterator[Given | str]:
     """Files of a folder and, as text, the folders in it, so that all paths below come sorted."""
     try:
         items = _scan(folder)
@@ -164,6 +166,7 @@ def _contents(root: str, folder: str) -> Iterator[Given | str]:
         return
     items = [item for item in items if not item.name.startswith(".") and item.name.lower() not in LITTER]
     names = {item.name for item in items if not item.is_folder}
+    alone.add(folder, names)
     companions = _companions(names)
     owned = {name for found in companions.values() for name in found}
     for item in sorted(items, key=lambda item: item.name + "/" * item.is_folder):

@@ -114,7 +114,8 @@ def rows_of(table: Path, name: str, columns: Mapping[str, str], unread: set[str]
             unread.update(roles.unread)
         if not roles.paths:
             has = ", ".join(map(repr, itertools.islice(fields, MAX_NAMED)))
-            message = f"no column of paths among {has}; name one {' or '.join(PATH_COLUMNS[:4])}"
+            own = f"or say which it is: ingest.columns='{{{next(iter(fields), 'name')}: {PATH_COLUMNS[0]}}}'"
+            message = f"no column of paths among {has}; name one {' or '.join(PATH_COLUMNS[:4])}, {own}"
             if number == 1:
                 raise ValueError(f"{name}, row 1: {message}")
             yield Row(number, error=message)

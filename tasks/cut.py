@@ -6,6 +6,7 @@ Example: soundstage cut filters.max_black_share=0.2 near_duplicates=drop max_cli
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from data.boundaries import Boundary
-    from data.features import Track
     from data.hearing import SoundTrack
     from data.measure import Measurement
     from data.shots import Window
@@ -112,6 +111,7 @@ def run(config: Config) -> Result:
         if config.expectations is not None:
             judge(config, work)
     files.remove(config.work / "cut")
+    sys.stderr.write(said(config, counts, num_sources))
     return Result(
         num_sources=num_sources,
         num_clips=files.num_records(config.clips),
@@ -130,6 +130,7 @@ def first_pass(config: Config, work: Path) -> Counter[str]:
             for cut in cut_all(config):
                 held.extend(cut.rejects)
                 counts.update({"clips": len(cut.clips), "lost sources": int(not cut.clips)})
+                counts.update(reject.rule for reject in cut.rejects if "-" in reject.item)
                 for clip, signature in zip(cut.clips, cut.signatures, strict=True):
                     stream.write(signature.tobytes())
                     counts["bytes"] = signature.nbytes
@@ -139,6 +140,17 @@ def first_pass(config: Config, work: Path) -> Counter[str]:
         files.write_records(work / "clips.parquet", clips(), Clip)
         held.close()
     return counts
+
+
+def said(config: Config, counts: Counter[str], num_sources: int) -> str:
+    """One line about what was cut and what was left out, by rule."""
+    num_clips = files.num_records(config.clips)
+    rules_broken = Counter({rule: count for rule, count in counts.items() if rule.startswith("cut.")})
+    rules_broken["cut.near_duplicates"] = counts["clips"] - num_clips
+    broken = [f"{count} by {rule}" for rule, count in rules_broken.most_common() if count]
+    left = f"; spans left out: {', '.join(broken)}" if broken else ""
+    gave = f"{num_clips} clips of {num_sources} sources, {counts['lost sources']} of which gave none"
+    return f"cut: {gave}{left}; written to {config.clips}\n"
 
 
 class Spill:
@@ -260,7 +272,10 @@ def cut_source(source: Source, config: Config) -> Cut:
     scenes = shots.shots(transitions, source.video_duration_s, config.min_shot_s)
     spans = [span for shot in scenes for span in shots.windows(shot, config.shape.duration_s, config.margin_s)]
     if not spans:
-        return Cut((), (no_room(source, transitions, track, config),))
+        black, length = float(track.black.mean()), float(config.shape.duration_s)
+        rule, measured = shots.no_room(transitions, source.video_duration_s, config.min_shot_s, black)
+        limit = f"one clip of {length:.3f} s, margin_s = {config.margin_s:g} from cuts"
+        return Cut((), (rejected(source, rule, measured, limit),))
     strict = [item.end_s for item in boundaries.find(track, config.stricter)]
     clips = [described(source, span, found, strict, config) for span in spans]
     return chosen(source, clips, found, config)
@@ -299,21 +314,6 @@ def described(source: Source, span: Window, found: Measurement, strict: Sequence
         cluster=source.source_id,
     )
     return clip.model_copy(update=detectors.columns(clip, source, config.detectors)) if config.detectors else clip
-
-
-def no_room(source: Source, transitions: Sequence[Boundary], track: Track, config: Config) -> Reject:
-    """Why no clip fits between the transitions; where black ends the shots, no setting helps."""
-    from data import shots
-
-    everything = shots.shots(transitions, source.video_duration_s, 0.0)
-    longest = max(shot.end_s - shot.start_s for shot in everything)
-    black, length = float(track.black.mean()), float(config.shape.duration_s)
-    if black and longest < config.min_shot_s:
-        return rejected(source, "black", f"{black:.1%} of the frames are black", f"a picture for {length:.3f} s on end")
-    shots_are = "the only shot" if len(everything) == 1 else f"the longest of {len(everything)} shots"
-    measured = f"{shots_are} is {longest:.3f} s" + (f"; {black:.0%} of the frames are black" if black else "")
-    limit = f"one clip of {length:.3f} s, margin_s = {config.margin_s:g} from cuts"
-    return rejected(source, "shape", measured, limit)
 
 
 def chosen(source: Source, clips: Sequence[Clip], found: Measurement, config: Config) -> Cut:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -75,14 +76,34 @@ def run(config: Config) -> int:
     if not len(listing):
         files.remove(config.manifest)  # an earlier one is about other files
         raise DataRefused(f"ingest.source = {config.source} holds no media; put videos there or point it elsewhere")
+    sys.stderr.write(overlooked(reading, config.source))
+    counts: Counter[str] = Counter()
+    num_rows = files.write_records(config.manifest, measured(listing, config, counts), Source)
+    beside = f", {counts['reference']} references beside them" if counts["reference"] else ""
+    given = f"{counts['given']} files: {counts['given'] - counts['unusable']} can be used, {counts['unusable']} cannot"
+    sys.stderr.write(f"ingest: {given}{beside}; written to {config.manifest}\n")
+    return num_rows
+
+
+def overlooked(reading: Reading, source: str) -> str:
+    """Lines about what the user gave that no row tells of."""
+    said = ""
     if reading.unread:
-        names = ", ".join(name if name.isprintable() else ascii(name) for name in sorted(reading.unread))
-        sys.stderr.write(f"ingest: nothing reads the columns {names} of {config.source}\n")
-    return files.write_records(config.manifest, measured(listing, config), Source)
+        said += f"ingest: nothing reads the columns {', '.join(map(printed, sorted(reading.unread)))} of {source}\n"
+    if (alone := reading.alone).num:
+        which = "1 caption belongs" if alone.num == 1 else f"{alone.num} captions belong"
+        more = f" and {alone.num - len(alone.first)} more" if alone.num > len(alone.first) else ""
+        said += f"ingest: {which} to no video (name.txt or name.json beside name.mp4): {', '.join(map(printed, alone.first))}{more}\n"
+    return said
 
 
-def measured(listing: Listing, config: Config) -> Iterator[Source]:
-    """The rows of the manifest, in the order of the list."""
+def printed(name: str) -> str:
+    """A name on one line, whatever it holds."""
+    return name if name.isprintable() else ascii(name)
+
+
+def measured(listing: Listing, config: Config, counts: Counter[str]) -> Iterator[Source]:
+    """The rows of the manifest, in the order of the list; `counts` receives what they are."""
     from tqdm import tqdm
 
     from data.engines import map_ordered
@@ -94,7 +115,10 @@ def measured(listing: Listing, config: Config) -> Iterator[Source]:
     with bar:
         for row, answer in zip(listing, answers, strict=True):
             source = unmeasured(row, answer.reason) if isinstance(answer, Lost) else answer
-            yield source if source.use == "reference" or source.error else without_twin(source, listing)
+            source = source if source.use == "reference" or source.error else without_twin(source, listing)
+            counts["reference" if source.use == "reference" else "given"] += 1
+            counts["unusable"] += source.use == "clip" and source.error is not None
+            yield source
             bar.update()
 
 

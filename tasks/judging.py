@@ -14,7 +14,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from data import files
-from data.asking import COMPOUND, NAME, Expectation, Outcome, Table, escaped, failures
+from data.asking import BETWEEN, COMPOUND, IN_SET, KL, LENGTH, NAME, Expectation, Outcome, Table, escaped, failures
 from data.expectations import VERSION
 from data.records import DataRefused
 
@@ -22,6 +22,8 @@ MAX_ROWS_NAMED = 100
 """Rows named for one failed expectation; the count is always whole."""
 NAMING = ("clip_id", "source_id", "path")
 """Columns that name a row; the first of them that a table has is its id."""
+RANGES = (BETWEEN, LENGTH, IN_SET)
+"""Kinds of expectations that a value can lie outside of."""
 log = logging.getLogger(__name__)
 
 
@@ -162,10 +164,9 @@ def outcome(expectation: Expectation, found: dict[str, Any], table: Table) -> Ou
         observed = result["observed_value"]
         measured = f"{observed:.6g}" if isinstance(observed, (int, float)) else html.unescape(f"{observed}")
     else:
-        measured = f"{num_unexpected} of {result.get('element_count', 0)} rows"
+        fault = "outside" if expectation.kind in RANGES else "at fault"
+        measured = f"{num_unexpected} of {result.get('element_count', 0)} rows {fault}"
     column = expectation.options.get("column")
-    limit = ", ".join(f"{key} {value}" for key, value in expectation.options.items() if key != "column")
-    words = re.sub(r"(?<!^)(?=[A-Z])", " ", expectation.kind).lower()  # of those that have no number for a limit
     return Outcome(
         name=expectation.name,
         kind=expectation.kind,
@@ -173,13 +174,23 @@ def outcome(expectation: Expectation, found: dict[str, Any], table: Table) -> Ou
         critical=expectation.critical,
         success=bool(found["success"]),
         measured=measured,
-        limit=limit or words,
+        limit=worded(expectation),
         num_unexpected=num_unexpected,
         unexpected=tuple(
             sorted({html.unescape(" ".join(str(row[key]) for key in NAMING if key in row)) for row in rows})
         ),
         why=expectation.why,
     )
+
+
+def worded(expectation: Expectation) -> str:
+    """What is expected: the options, or the kind where it has none."""
+    options = expectation.options
+    if expectation.kind == KL:
+        part = str(options["column"]).rpartition("_")[0]
+        return f"mix by {part} within {options['threshold']} nats of the whole"
+    limit = ", ".join(f"{key} {value}" for key, value in options.items() if key != "column")
+    return limit or re.sub(r"(?<!^)(?=[A-Z])", " ", expectation.kind).lower()
 
 
 def raised_message(found: dict[str, Any]) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,8 @@ COUNTED_ONLY = ("resize", "retime")
 """Treatments so common that the table only counts them."""
 MAX_LINES = 200
 """Rows of the table on the terminal; the files have them all."""
+NO_CAPTION = "no caption"
+"""How the detail of a default caption begins where there was none."""
 MAX_NAMED = 10
 """Files named in one message."""
 
@@ -141,7 +144,9 @@ def enforce(config: Config, verdicts: Verdicts, accepted: Path) -> list[judging.
     with expectations.frame(files.iter_records(accepted, Source), accepted.with_suffix(".sqlite"), config) as table:
         outcomes = judging.enforce("manifest", table, suite, config.expectations, config.docs, also=missing)
     held, page = sum(outcome.success for outcome in outcomes), config.docs / "manifest/index.html"
-    sys.stderr.write(f"{held} of {len(outcomes)} expectations hold; pages: {page}\n")
+    broken = len(outcomes) - held
+    warned = f" ({broken} {'is a warning' if broken == 1 else 'are warnings'}: nothing stops)" if broken else ""
+    sys.stderr.write(f"{held} of {len(outcomes)} expectations hold{warned}; pages: {page}\n")
     return outcomes
 
 
@@ -150,12 +155,17 @@ def missing_captions(verdicts: Verdicts, max_share: float) -> list[str]:
     accepted, missing = verdicts.counts.get("accepted", 0), verdicts.counts.get("caption_by_default", 0)
     if not missing or missing / accepted <= max_share:
         return []
-    paths = (item.path for item in verdicts.read(Treatment) if item.treatment == "caption_by_default")
-    names = ", ".join(itertools.islice(paths, MAX_NAMED)) + more(missing - MAX_NAMED)
+    why: Counter[str] = Counter()
+    paths: list[str] = []
+    for item in (item for item in verdicts.read(Treatment) if item.treatment == "caption_by_default"):
+        why[item.detail.partition(":" if not item.detail.startswith(NO_CAPTION) else ";")[0]] += 1
+        paths += [item.path] if len(paths) < MAX_NAMED else []
+    names = ", ".join(paths) + more(missing - MAX_NAMED)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(why.items()))
     share = f"{missing} of {accepted} sources ({missing / accepted:.0%})"
     limit = f"validate.max_missing_caption_share = {max_share:g}"
     remedy = "write them, or let a model: soundstage caption, then validate.captions"
-    return [f"{share} have no caption; limit {limit}: {names}; {remedy}"]
+    return [f"{share} have no caption, or one of no use ({reasons}); limit {limit}: {names}; {remedy}"]
 
 
 def more(count: int) -> str:
@@ -180,6 +190,6 @@ def summary(verdicts: Verdicts) -> str:
     references = f" + {counts['reference']} references" if counts.get("reference") else ""
     totals = f"{total(counts)} given = {counts.get('accepted', 0)} accepted + {counts.get('rejected', 0)} rejected"
     lines.append(f"{totals}{references} ({', '.join(parts)})")
-    if rows:
-        lines.append(f"look at one: {explain.inspect_command(found[0][0])}")
+    if opened := [path for path, _, reason in found if not reason.startswith("validate.usable:")]:
+        lines.append(f"look at one: {explain.inspect_command(opened[0])}")
     return "\n".join([*lines, ""])

@@ -41,6 +41,18 @@ def test_folder_gives_every_file_but_sidecars_and_hidden_ones(tmp_path: Path) ->
     assert [item.group for item in found] == ["a", "a", "b", ""]
 
 
+def test_captions_that_belong_to_no_video_are_counted_and_the_first_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a/x.mp4", "a/x.txt", "a/y.mov", "a/y.mov.txt", "a/z.mkv", "a/z.json", "a/z.srt", "a/.hid.txt")
+    reading = Reading()
+    assert len(list(given_by(tmp_path, reading))) == 3
+    assert (reading.alone.num, reading.alone.first) == (0, [])
+    alone = ["a/x.TXT", "a/x.mp4.json", "b/c/orphan.txt", "b/d.txt", "b/e.json"]
+    touch(tmp_path, *alone)
+    assert len(list(given_by(tmp_path, reading))) == 3
+    assert reading.alone.num == len(alone)
+    assert reading.alone.first == [f"{tmp_path}/{name}" for name in ("a/x.TXT", "a/x.mp4.json", "b/d.txt")]
+
+
 @given(names=st.sets(st.text("ab.-/", min_size=1, max_size=6), max_size=12))
 @settings(max_examples=60)
 def test_folder_is_walked_in_the_order_of_its_paths(tmp_path_factory: pytest.TempPathFactory, names: set[str]) -> None:

@@ -170,6 +170,7 @@ def test_a_wrong_row_costs_itself_alone(tmp_path: Path) -> None:
         ("t.csv", b'path,caption\na.mp4,"two\nlines"\nb.mp4,"open\nc.mp4,lost', "line 4: a quote is opened and never"),
         ("t.csv", b'path,"caption\na.mp4,x\n', "line 1: a quote is opened and never"),
         ("t.csv", b"path;caption\na.mp4;x\n", "no column of paths among 'path;caption'; name one path"),
+        ("t.csv", b"clip_file,caption\na.mp4,x\n", "or say which it is: ingest.columns='{clip_file: path}'"),
         ("t.parquet", b"PAR1 not", "t.parquet is not Parquet"),
     ],
 )

@@ -169,12 +169,17 @@ def test_copies_share_a_cluster_and_may_be_dropped(tmp_path: Path, two_shots: So
     assert all(two_shots.source_id in reject.measured or "0" * 16 in reject.measured for reject in rejects)
 
 
-def test_a_frozen_and_a_black_picture_are_rejected_as_clips_and_as_a_source(tmp_path: Path, two_shots: Source):
+def test_a_frozen_and_a_black_picture_are_rejected_as_clips_and_as_a_source(
+    tmp_path: Path, two_shots: Source, capsys: pytest.CaptureFixture[str]
+):
     still = np.repeat(scene(4, 1), 48, axis=0)
     frozen = filmed(tmp_path / "frozen.mp4", still, tone(48))
     black = filmed(tmp_path / "black.mp4", np.zeros_like(still), tone(48))
     config = config_of(tmp_path, [two_shots, frozen, black])
     assert run(config).num_rejected_sources == 2
+    left = "spans left out: 2 by cut.filters.max_freeze_share"
+    said = capsys.readouterr().err
+    assert f"cut: 3 clips of 3 sources, 2 of which gave none; {left}; written to {config.clips}\n" in said
     found = [(reject.path, reject.rule, reject.item) for reject in outputs(config)[1]]
     assert found == [
         (source.path, rule, source.source_id + suffix)

@@ -86,6 +86,20 @@ def rows_of(source: object, tmp_path: Path, work: Path, num_workers: int = 0, **
     return read_records(config.manifest, Source)
 
 
+def test_the_end_says_how_many_files_there_are_and_where_their_list_is(
+    tmp_path: Path, folder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, tmp_path / "films")
+    shutil.copy(folder / "a.mp4", tmp_path / "films/a.ref1.mp4")
+    (tmp_path / "films/or\nphan.txt").write_text("of no film\n")
+    rows_of(tmp_path / "films", tmp_path, work)
+    lines = capsys.readouterr().err.splitlines()
+    alone = f"{tmp_path}/films/or\nphan.txt"
+    assert f"ingest: 1 caption belongs to no video (name.txt or name.json beside name.mp4): {alone!r}" in lines
+    end = "5 files: 2 can be used, 3 cannot, 1 references beside them"
+    assert f"ingest: {end}; written to {tmp_path / 'm.parquet'}" in lines
+
+
 def test_every_file_is_one_row_with_its_reason(folder: Path, tmp_path: Path, work: Path) -> None:
     listed = rows_of(folder, tmp_path, work)
     rows = {Path(row.path).name: row for row in listed}

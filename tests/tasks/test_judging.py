@@ -214,7 +214,7 @@ def test_clips_of_the_same_span_are_named(make_clip: Callable[..., Clip], place:
     clips = [make_clip(f"{number:016x}") for number in range(4)]
     twins = [clips[1].model_copy(update={"clip_id": f"{clips[1].source_id}-0000{number}"}) for number in range(2)]
     found = by_name(judge(clips_frame([*clips, *twins], place, CLIP), clips_suite(CLIP), name="clips"))
-    assert found["one_row_a_span"].measured == "3 of 6 rows"
+    assert found["one_row_a_span"].measured == "3 of 6 rows at fault"
     named = sorted(f"{clip.clip_id} {clip.source_id} {clip.path}" for clip in (clips[1], *twins))
     assert list(found["one_row_a_span"].unexpected) == named
 
@@ -247,6 +247,7 @@ def test_a_split_of_another_mix_than_the_whole_is_told_with_its_divergence(make_
     assert "group_train_as_whole" not in found
     assert math.isclose(float(found["group_test_as_whole"].measured), math.log(110 / 60), rel_tol=1e-4)
     assert not found["group_test_as_whole"].critical
+    assert found["group_test_as_whole"].limit == "mix by group within 0.1 nats of the whole"
 
 
 def test_latents_that_are_missing_broken_or_of_other_clips_are_named(make_clip: Callable[..., Clip], place: Path):

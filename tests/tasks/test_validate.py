@@ -69,7 +69,8 @@ def test_too_many_missing_captions_refuse_the_dataset_by_name(tmp_path: Path, mi
     config = config_of(tmp_path, mixed, max_missing_caption_share=0.05)
     config.accepted.write_bytes(b"of an earlier run")
     with pytest.raises(
-        DataRefused, match=r"1 of 11 sources \(9%\).*limit validate.max_missing_caption_share = 0.05: corpus/мяч.mp4"
+        DataRefused,
+        match=r"1 of 11 sources \(9%\) have no caption, or one of no use \(1 no caption\); limit validate.max_missing_caption_share = 0.05: corpus/мяч.mp4",
     ):
         run(config)
     assert not config.accepted.exists()
@@ -82,12 +83,37 @@ def test_too_few_sources_refuse_the_dataset(tmp_path: Path, make_source: Maker):
         run(config_of(tmp_path, [make_source("a.mp4"), make_source("b.mp4", error="broken")]))
 
 
-def test_a_failed_warning_is_only_written_down(tmp_path: Path, make_source: Maker):
+def test_captions_of_no_use_are_told_from_missing_ones(tmp_path: Path, make_source: Maker):
+    captions = {
+        "a": None,
+        "b": "IMG_1234.mp4",
+        "c": "I cannot see the video",
+        "d": "DSC_7.mov",
+        "e": "a red ball rolls",
+    }
+    sources = [make_source(f"{name}.mp4", caption=caption) for name, caption in captions.items()]
+    reasons = r"\(80%\) have no caption, or one of no use \(2 file_name, 1 no caption, 1 refusal\); limit"
+    with pytest.raises(DataRefused, match=reasons):
+        run(config_of(tmp_path, sources))
+
+
+def test_the_file_to_look_at_is_one_that_could_be_read(
+    tmp_path: Path, make_source: Maker, capsys: pytest.CaptureFixture[str]
+):
+    refused = make_source("0", path="../../etc/passwd", error="lies outside the folder of its table")
+    sources = [make_source(f"{name}.mp4", num_channels=1) for name in "abc"]
+    run(config_of(tmp_path, [refused, *sources]))
+    said = capsys.readouterr().err
+    assert "look at one: soundstage inspect corpus/a.mp4\n" in said
+
+
+def test_a_failed_warning_is_only_written_down(tmp_path: Path, make_source: Maker, capsys: pytest.CaptureFixture[str]):
     sources = [make_source(f"{number}.mp4", audio_codec=None, num_channels=0) for number in range(4)]
     config = config_of(tmp_path, sources)
     assert run(config).num_warnings == 1
     (failed,) = [item for item in json.loads(config.expectations.read_text())["outcomes"] if not item["success"]]
     assert (failed["name"], failed["critical"], failed["measured"]) == ("mostly_sound", False, "0")
+    assert "37 of 38 expectations hold (1 is a warning: nothing stops); pages: " in capsys.readouterr().err
 
 
 def test_no_half_written_output_is_left_when_killed_between_files(
