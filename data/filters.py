@@ -1,9 +1,13 @@
-"""Limits on the columns of clips: which are worth training on."""
+"""Limits on the columns of clips: which are worth training on; and the rejects of those that are not."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
 from pydantic import ConfigDict, Field
 
+from data import files
 from data.records import Clip, Frozen, Reject, Source
 
 Share = float | None
@@ -68,3 +72,27 @@ def rejected(item: Source | Clip, rule: str, measured: str, limit: str) -> Rejec
     """The reject of a source or clip by one option of `cut`."""
     name = item.clip_id if isinstance(item, Clip) else item.source_id
     return Reject(item=name, path=item.path, verb="cut", rule=f"cut.{rule}", measured=measured, limit=limit)
+
+
+class Spill:
+    """Rejects written beside the clips, a row group at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._number, self._rows = path, 0, list[Reject]()
+
+    def extend(self, rows: Iterable[Reject]) -> None:
+        """More rows."""
+        self._rows += rows
+        if len(self._rows) >= files.ROW_GROUP:
+            self.close()
+
+    def close(self) -> None:
+        """Write what is held."""
+        files.write_records(self._path.with_name(f"rejects-{self._number:06d}.parquet"), self._rows, Reject)
+        self._number, self._rows = self._number + 1, []
+
+
+def spilled(work: Path) -> Iterator[Reject]:
+    """All rejects of the first pass, in order."""
+    for path in sorted(work.glob("rejects-*.parquet")):
+        yield from files.iter_records(path, Reject)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from pydantic import Field
 
 from data import files, rules
 from data.engines import Engine, Lost, map_ordered
-from data.filters import Filters, fault, rejected
+from data.filters import Filters, Spill, fault, rejected, spilled
 from data.records import Clip, ClipShape, DataRefused, Frozen, Reject, Source
 from data.sensing import Sensing
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from data.hearing import SoundTrack
     from data.measure import Measurement
     from data.shots import Window
+    from data.twins import Twins
 
 
 class Config(Frozen):
@@ -64,6 +65,9 @@ class Config(Frozen):
     """Columns that need networks: `num_faces`, `text_share`, `dnsmos` (`sh infra/detectors.sh`, `pip install -e '.[speech]'`)."""
     near_duplicates: Literal["keep", "drop"] = "keep"
     """Clips that look like one of another source: kept in one cluster, or only the sharpest of them kept."""
+    soundalikes: bool = True
+    """Whether sources that share three seconds of sound share a cluster, whatever they show. Off where films that have
+    nothing else in common share their music: they would all be one cluster, and in one split."""
     max_clips_per_source: int = Field(default=200, gt=0)
     """Most clips of one source, spread evenly over it, so that one film does not outweigh a folder of clips."""
 
@@ -74,6 +78,8 @@ class Cut(NamedTuple):
     clips: tuple[Clip, ...]
     rejects: tuple[Reject, ...]
     signatures: tuple[NDArray[np.int8], ...] = ()
+    sound: NDArray[np.float16] | None = None
+    """Its `soundalikes.levels`, where it has clips."""
 
 
 class Result(Frozen):
@@ -85,6 +91,8 @@ class Result(Frozen):
     num_rejected_sources: int
     num_near_duplicates: int
     """Clips that look like one of another source."""
+    num_soundalikes: int
+    """Sources that sound like another one."""
 
 
 def run(config: Config) -> Result:
@@ -117,19 +125,26 @@ def run(config: Config) -> Result:
         num_clips=files.num_records(config.clips),
         num_rejected_clips=num_rejects - counts["lost sources"],
         num_rejected_sources=counts["lost sources"],
-        num_near_duplicates=twins,
+        num_near_duplicates=len(twins.worse),
+        num_soundalikes=twins.num_soundalikes,
     )
 
 
 def first_pass(config: Config, work: Path) -> Counter[str]:
     """Cut every source; clips, rejects and signatures go to files of `work` as they come."""
+    import numpy as np
+
     counts: Counter[str] = Counter()
-    with (work / "signatures").open("wb") as stream:
+    lengths: list[int] = []
+    with (work / "signatures").open("wb") as stream, (work / "sounds").open("wb") as sounds:
 
         def clips() -> Iterator[Clip]:
             for cut in cut_all(config):
                 held.extend(cut.rejects)
                 counts.update({"clips": len(cut.clips), "lost sources": int(not cut.clips)})
+                if cut.sound is not None:
+                    sounds.write(cut.sound.tobytes())
+                    lengths.append(len(cut.sound))
                 counts.update(reject.rule for reject in cut.rejects if "-" in reject.item)
                 for clip, signature in zip(cut.clips, cut.signatures, strict=True):
                     stream.write(signature.tobytes())
@@ -139,6 +154,7 @@ def first_pass(config: Config, work: Path) -> Counter[str]:
         held = Spill(work / "rejects.parquet")
         files.write_records(work / "clips.parquet", clips(), Clip)
         held.close()
+    np.save(work / "sounds.npy", np.array(lengths, np.int64))
     return counts
 
 
@@ -153,30 +169,6 @@ def said(config: Config, counts: Counter[str], num_sources: int) -> str:
     return f"cut: {gave}{left}; written to {config.clips}\n"
 
 
-class Spill:
-    """Rejects written beside the clips, a row group at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._number, self._rows = path, 0, list[Reject]()
-
-    def extend(self, rows: Iterable[Reject]) -> None:
-        """More rows."""
-        self._rows += rows
-        if len(self._rows) >= files.ROW_GROUP:
-            self.close()
-
-    def close(self) -> None:
-        """Write what is held."""
-        files.write_records(self._path.with_name(f"rejects-{self._number:06d}.parquet"), self._rows, Reject)
-        self._number, self._rows = self._number + 1, []
-
-
-def spilled(work: Path) -> Iterator[Reject]:
-    """All rejects of the first pass, in order."""
-    for path in sorted(work.glob("rejects-*.parquet")):
-        yield from files.iter_records(path, Reject)
-
-
 def refuse(config: Config, work: Path, num_sources: int) -> None:
     """Write why there is no clip, and say so."""
     files.write_records(config.rejects, spilled(work), Reject)
@@ -186,11 +178,12 @@ def refuse(config: Config, work: Path, num_sources: int) -> None:
     raise DataRefused(f"none of {num_sources} sources gives a clip of {length:.3f} s: {counts}")
 
 
-def second_pass(config: Config, work: Path) -> int:
-    """Give every clip its cluster, leave out near duplicates where asked; returns how many there are."""
+def second_pass(config: Config, work: Path) -> Twins:
+    """Give every clip its cluster, leave out near duplicates where asked; returns what is alike."""
     from data import twins
 
-    found = twins.find(work / "clips.parquet", work / "signatures")
+    sounds = work / "sounds" if config.soundalikes else None
+    found = twins.find(work / "clips.parquet", work / "signatures", sounds)
     drop = config.near_duplicates == "drop"
 
     def clips() -> Iterator[Clip]:
@@ -206,7 +199,7 @@ def second_pass(config: Config, work: Path) -> int:
 
     files.write_records(config.clips, clips(), Clip)
     files.write_records(config.rejects, rejects(), Reject)
-    return len(found.worse)
+    return found
 
 
 def judge(config: Config, work: Path) -> None:
@@ -318,7 +311,7 @@ def described(source: Source, span: Window, found: Measurement, strict: Sequence
 
 def chosen(source: Source, clips: Sequence[Clip], found: Measurement, config: Config) -> Cut:
     """The clips that pass the filters, and the rejects; a source that keeps none is a reject as well."""
-    from data import duplicates
+    from data import duplicates, soundalikes
 
     faults = [(clip, fault(clip, config.filters)) for clip in clips]
     rejects = [reject for _, reject in faults if reject is not None]
@@ -337,7 +330,7 @@ def chosen(source: Source, clips: Sequence[Clip], found: Measurement, config: Co
         )
     assert found.picture is not None
     signatures = tuple(duplicates.signature(found.picture, clip.start_s, clip.end_s) for clip in kept)
-    return Cut(tuple(kept), tuple(rejects), signatures)
+    return Cut(tuple(kept), tuple(rejects), signatures, soundalikes.levels(found.sound) if kept else None)
 
 
 def hears(source: Source, sound: SoundTrack | None, start_s: float, end_s: float, min_share: float) -> bool:

@@ -84,7 +84,7 @@ def test_clips_of_one_source_are_never_paired():
 def test_many_alike_in_one_bucket_cost_a_bounded_number_of_comparisons():
     table = np.repeat(signed(film(1))[None], 600, axis=0)
     pairs = list(near_duplicates(table, np.arange(600)))
-    assert len(pairs) <= 600 * 16 * 12
+    assert len(pairs) <= 600 * 16 * (12 + 4)
     groups = Groups(600)
     for pair in pairs:
         groups.join(pair.left, pair.right)
