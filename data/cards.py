@@ -137,7 +137,7 @@ def markdown(card: Card, shares: Mapping[str, str]) -> str:
     ]
     for name, counts in card.counts.items():
         what = "sources" if name in ("caption_from", "treatment") else "clips"
-        rows = [(cell(key), count) for key, count in counts.items()]
+        rows = [(cell(key or ("(root)" if name == "group" else "")), count) for key, count in counts.items()]
         lines += table(name.replace("_", " ").capitalize(), what, rows or [("none", 0)])
     for item in card.histograms:
         lines += table(f"{item.name.capitalize()}, {item.unit}", "clips", bins(item))

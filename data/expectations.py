@@ -247,7 +247,7 @@ def splits_frame(divided: Mapping[str, Iterable[Clip]], place: Path) -> Table:
     parts = [(part, split) for part in ("group", "sound") for split in divided]
 
     def row(split: str, clip: Clip) -> dict[str, Any]:
-        own = {"cluster": clip.cluster or clip.source_id, "group": clip.group or "root"}
+        own = {"cluster": clip.cluster or clip.source_id, "group": clip.group or "(root)"}
         own |= {"split": split, "sound": "sound" if clip.has_audio else "no sound", "is_train": float(split == "train")}
         mixes = {f"{part}_{one}": own[part] if one == split else None for part, one in parts}
         return {name: getattr(clip, name) for name in names} | own | mixes | dict.fromkeys(SHARED, 1)

@@ -115,8 +115,11 @@ def call(verb: str, items: Sequence[str], params: Path) -> None:
     kind = cast(type[BaseModel], module.Config)
     if verb == "run" and params != PARAMS:
         raise ValueError(f"--params {params}: `run` reads {PARAMS}, as DVC does; edit that, or run single verbs")
+    section = load_section(verb, params, overrides)
+    if "settings_file" in kind.model_fields and params != PARAMS:
+        section.setdefault("settings_file", str(params))
     try:
-        config = kind.model_validate(load_section(verb, params, overrides))
+        config = kind.model_validate(section)
     except ValidationError as error:
         raise ValueError(explain.one_line(error, kind)) from error
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,11 +17,12 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, Field
 
 from data import cards, files, splits
+from data.captions import CaptionFault
 from data.engines import Engine, Lost, map_ordered
 from data.records import Clip, Frozen, Reject, Source, Treatment
 from data.sensing import Sensing
 from tasks import browse_page
-from tasks.browse_page import address, rounded
+from tasks.browse_page import DONE, address, is_span, rounded, start_of
 from tasks.explain import inspect_command
 
 SAFE = re.compile(r"[0-9a-f]{16}(-\d{1,12})?")
@@ -64,6 +66,10 @@ class Config(Frozen):
     """Parquets of what `validate`, `cut` and `split` left out."""
     expectations: tuple[Path, ...] = ()
     """JSON of what the expectations found."""
+    caption_faults: Path | None = None
+    """Parquet of every caption at fault; None shows none."""
+    settings_file: Path | None = None
+    """Settings file that the commands on the page name: by itself the one of `--params`; None is params.yaml."""
     pages: Annotated[Path, files.Holds(("index.html", "thumbs"))]
     """Folder to write; start at index.html."""
     docs: Path = Path("data/store/docs")
@@ -87,12 +93,31 @@ class Config(Frozen):
 class Left(NamedTuple):
     """What was left out: counts of everything, and the first rows."""
 
-    by_rule: Counter[str]
+    by_rule: Counter[tuple[str, bool]]
+    """Keys are the rule and whether a span was left out, not a whole file."""
     by_verb: Counter[tuple[str, bool]]
-    """Keys are the verb and whether a span was left out, not a whole file."""
+    """Likewise with the verb."""
     rows: list[Reject]
     paths: set[str]
     """Of files that `validate` left out."""
+
+
+class Faults(NamedTuple):
+    """Captions at fault: counts of everything, the first rows, and those of sources that are shown."""
+
+    by_kind: Counter[str]
+    rows: list[CaptionFault]
+    of: defaultdict[tuple[str, str], list[CaptionFault]]
+    """By source id and path."""
+
+
+class About(NamedTuple):
+    """What is known about the files of the items that are shown."""
+
+    sources: dict[str, Source]
+    treated: dict[str, list[Treatment]]
+    faults: dict[tuple[str, str], list[CaptionFault]]
+    pictured: set[str]
 
 
 class Job(NamedTuple):
@@ -112,34 +137,40 @@ class Result(Frozen):
 
 
 def run(config: Config) -> Result:
-    """Write the pages."""
+    """Write the pages, and say where they are."""
     shown = {name: sample(config.splits / f"{name}.parquet", config, Clip) for name in splits.SPLITS}
     left = left_out(config)
     clips = [clip for members in shown.values() for clip in members]
     wanted = {clip.source_id for clip in clips} | {reject.item.partition("-")[0] for reject in left.rows}
-    sources = {source.source_id: source for source in those(config.manifest, Source, "source_id", wanted)}
+    sources: dict[str, Source] = {}
+    for source in those(config.manifest, Source, "source_id", wanted):
+        if source.error is None or source.source_id not in sources:  # a copy that is left out bears the same id
+            sources[source.source_id] = source
     treated: defaultdict[str, list[Treatment]] = defaultdict(list)
     for item in those(config.treatments, Treatment, "item", wanted):
         treated[item.item].append(item)
+    faults = caption_faults(config, wanted)
     with files.whole(config.pages) as folder:
         (folder / "thumbs").mkdir(parents=True)
         pictured = write_thumbs(folder / "thumbs", jobs(clips, left.rows, sources), config)
-        items = [clip_item(c, name, sources, treated, pictured, config) for name in shown for c in shown[name]]
-        items += [
-            reject_item(reject, sources, treated, pictured, config)
-            for reject in left.rows
-            if is_span(reject) and reject.verb == "cut"
-        ]
+        about = About(sources, treated, faults.of, pictured)
+        items = [clip_item(clip, name, about, config) for name in shown for clip in shown[name]]
+        spans = [reject for reject in left.rows if is_span(reject) and reject.verb == "cut"]
+        items += [reject_item(reject, about, config) for reject in spans]
         page = browse_page.Page(
             config=config,
             counts=counts(config, left),
-            items=sorted(items, key=lambda item: item["id"]),
-            rejects=[reject_row(reject, pictured) for reject in left.rows],
-            rules=rules_of(left, pictured, config.num_examples),
+            items=sorted(items, key=lambda item: (item["path"], item["start"], item["id"])),
+            rejects=[reject_row(reject, config) for reject in left.rows],
+            rules=browse_page.rules_of(left, pictured, config.num_examples),
+            num_left={span: sum(n for (_, own), n in left.by_rule.items() if own == span) for span in (False, True)},
+            faults=faults.by_kind,
+            fault_rows=[item.model_dump() for item in faults.rows],
             treatments=cards.tally(cards.column(config.treatments, "treatment")),
         )
         (folder / "index.html").write_text(browse_page.render(page), encoding="utf-8")
     total = files.num_records(config.clips)
+    sys.stderr.write(f"browse: {len(items)} clips and spans are shown; open {config.pages / 'index.html'}\n")
     return Result(num_clips=total, num_shown=len(items), num_thumbnails=len(pictured))
 
 
@@ -170,23 +201,25 @@ def left_out(config: Config) -> Left:
     left = Left(Counter(), Counter(), [], set())
     for path in config.rejects:
         for reject in files.iter_records(path, Reject):
-            left.by_rule[reject.rule] += 1
+            left.by_rule[reject.rule, is_span(reject)] += 1
             left.by_verb[reject.verb, is_span(reject)] += 1
             if reject.verb == "validate":
                 left.paths.add(reject.path)
-            if left.by_rule[reject.rule] <= config.num_examples or len(left.rows) < config.max_rejects:
+            if left.by_rule[reject.rule, is_span(reject)] <= config.num_examples or len(left.rows) < config.max_rejects:
                 left.rows.append(reject)
     return left
 
 
-def is_span(reject: Reject) -> bool:
-    """Whether a span of a source was left out, not the whole."""
-    return "-" in reject.item
-
-
-def start_of(item: str) -> float:
-    """Where a clip starts, by its id, s."""
-    return int(item.partition("-")[2] or 0) / 1000
+def caption_faults(config: Config, wanted: set[str]) -> Faults:
+    """All captions at fault, counted; the first, and those of the sources wanted."""
+    found = Faults(Counter(), [], defaultdict(list))
+    for item in files.iter_records(config.caption_faults, CaptionFault) if config.caption_faults else ():
+        found.by_kind[item.fault] += 1
+        if len(found.rows) < config.max_rejects:
+            found.rows.append(item)
+        if item.item in wanted:
+            found.of[item.item, item.path].append(item)
+    return found
 
 
 def counts(config: Config, left: Left) -> dict[str, int]:
@@ -194,8 +227,9 @@ def counts(config: Config, left: Left) -> dict[str, int]:
     path, use = cards.column(config.manifest, "path"), cards.column(config.manifest, "use")
     references = set(path.filter(cards.compute.equal(use, "reference")).to_pylist())
     broken = len(references & left.paths)
-    treated = cards.compute.unique(cards.column(config.treatments, "item"))
     kept = cards.compute.unique(cards.column(config.clips, "source_id"))
+    treated = cards.compute.unique(cards.column(config.treatments, "item"))
+    treated = treated.filter(cards.compute.is_in(treated, value_set=kept))
     parts = {name: files.num_records(config.splits / f"{name}.parquet") for name in splits.SPLITS}
     total = files.num_records(config.clips)
     return {
@@ -261,72 +295,42 @@ def pictures(job: Job, sensing: Sensing, work: Path) -> dict[str, bytes]:
     return {name: track.thumbnail(seconds) for name, seconds in job.wanted}
 
 
-def clip_item(
-    clip: Clip,
-    split: str,
-    sources: dict[str, Source],
-    treated: dict[str, list[Treatment]],
-    pictured: set[str],
-    config: Config,
-) -> dict[str, Any]:
+def clip_item(clip: Clip, split: str, about: About, config: Config) -> dict[str, Any]:
     """A clip as the browser's script takes it."""
     facts = {name: rounded(getattr(clip, name)) for name in FACTS if getattr(clip, name) is not None}
     ends = {"split": split, "end": rounded(clip.end_s), "caption": clip.caption, "facts": facts}
-    return (
-        item_of(clip.clip_id, clip.path, sources, treated, pictured, config) | ends | {"start": rounded(clip.start_s)}
-    )
+    return item_of(clip.clip_id, clip.path, about, config) | ends | {"start": rounded(clip.start_s)}
 
 
-def reject_item(
-    reject: Reject,
-    sources: dict[str, Source],
-    treated: dict[str, list[Treatment]],
-    pictured: set[str],
-    config: Config,
-) -> dict[str, Any]:
+def reject_item(reject: Reject, about: About, config: Config) -> dict[str, Any]:
     """A span that was left out, likewise."""
     why = {"rule": reject.rule, "why": f"{reject.measured}; limit {reject.limit}", "split": "left out"}
-    return item_of(reject.item, reject.path, sources, treated, pictured, config) | why
+    return item_of(reject.item, reject.path, about, config) | why
 
 
-def item_of(
-    name: str,
-    path: str,
-    sources: dict[str, Source],
-    treated: dict[str, list[Treatment]],
-    pictured: set[str],
-    config: Config,
-) -> dict[str, Any]:
+def item_of(name: str, path: str, about: About, config: Config) -> dict[str, Any]:
     """What clips and spans left out have in common."""
-    source = sources.get(name.partition("-")[0])
+    source_id = name.partition("-")[0]
+    source = about.sources.get(source_id)
     known = {} if source is None else {key: rounded(getattr(source, key)) for key in SOURCE_FACTS}
     return {
         "id": name,
         "path": path,
         "url": address(path, config.pages),
-        "command": inspect_command(path),
+        "command": inspect_command(path, config.settings_file),
         "group": "" if source is None else source.group,
         "caption": "" if source is None else source.caption or "",
         "start": start_of(name),
-        "thumb": name in pictured,
-        "treatments": [[item.treatment, item.detail] for item in treated.get(name.partition("-")[0], [])],
+        "thumb": name in about.pictured,
+        "treatments": [[item.treatment, item.detail] for item in about.treated.get(source_id, [])],
+        "faults": [[item.fault, item.measured, DONE[item.action]] for item in about.faults.get((source_id, path), [])],
         "source": {key: value for key, value in known.items() if value is not None},
     }
 
 
-def reject_row(reject: Reject, pictured: set[str]) -> dict[str, Any]:
-    """A line of the table of what was left out."""
+def reject_row(reject: Reject, config: Config) -> dict[str, Any]:
+    """A line of the table of what was left out; a path that was refused is in no command."""
     span = f" at {start_of(reject.item):.3f} s" if is_span(reject) else ""
-    own = {"span": span, "command": inspect_command(reject.path), "thumb": reject.item in pictured}
-    return reject.model_dump() | own
-
-
-def rules_of(left: Left, pictured: set[str], num_examples: int) -> list[dict[str, Any]]:
-    """Every rule that left something out: how often, the first measured value and limit, thumbnails."""
-    rows: list[dict[str, Any]] = []
-    for rule, count in sorted(left.by_rule.items(), key=lambda pair: (-pair[1], pair[0])):
-        own = [reject for reject in left.rows if reject.rule == rule]
-        pictures = [reject.item for reject in own if reject.item in pictured][:num_examples]
-        example = {"measured": own[0].measured, "limit": own[0].limit}
-        rows.append({"rule": rule, "count": count, "pictures": pictures, "spans": any(map(is_span, own)), **example})
-    return rows
+    refused = reject.rule == "validate.usable" and reject.measured.startswith("lies outside")
+    command = "" if refused else inspect_command(reject.path, config.settings_file)
+    return reject.model_dump() | {"span": span, "command": command}

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote
 
 from data import cards
-from data.files import num_records
 from data.splits import SPLITS
 from tasks.explain import on_page
 
 if TYPE_CHECKING:
-    from tasks.browse import Config
+    from data.records import Reject
+    from tasks.browse import Config, Left
 
 TEMPLATE = Path(__file__).parent / "browse.html.j2"
 WIDTH, NODE, GAP, LABEL = 560, 12, 14, 132
@@ -27,6 +27,15 @@ ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 """What could end a script, or a line of it, inside JSON."""
 
 
+DONE = {
+    "list": "only listed",
+    "default": "the default caption is used",
+    "clean": "cleaned",
+    "reject": "the file is left out",
+}
+"""What an action on a caption does."""
+
+
 class Page(NamedTuple):
     """Everything the page shows."""
 
@@ -35,6 +44,11 @@ class Page(NamedTuple):
     items: Sequence[Mapping[str, Any]]
     rejects: Sequence[Mapping[str, Any]]
     rules: Sequence[Mapping[str, Any]]
+    num_left: Mapping[bool, int]
+    """Rejects of files, and of spans (True)."""
+    faults: Mapping[str, int]
+    """Captions by what is wrong with them."""
+    fault_rows: Sequence[Mapping[str, Any]]
     treatments: Mapping[str, int]
 
 
@@ -60,7 +74,7 @@ def render(page: Page) -> str:
         counts=counts, rejects=page.rejects, rules=page.rules, treatments=page.treatments, cards=known,
         histograms=[(item.name, unit_words(item.name, known), histogram(item.name, known)) for item in known[0].histograms],
         flows=flows(counts), summary=summary, groups=by_group(summary), suites=suites(config),
-        num_rejects=sum(num_records(path) for path in config.rejects), problems=problems(counts),
+        num_left=page.num_left, faults=page.faults, fault_rows=page.fault_rows, done=DONE, params=config.settings_file or "params.yaml", problems=problems(counts),
         report=link(config.report, config.pages), card_links={n: link(config.cards / f"{n}.md", config.pages) for n in SPLITS},
         data=script_json(list(page.items)), names=list(SPLITS), num_items=len(page.items),
     )  # fmt: skip
@@ -89,7 +103,8 @@ def suites(config: Config) -> list[dict[str, Any]]:
         found = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
         broken = [item for item in found["outcomes"] if not item["success"]]
         page = link(config.docs / str(found["suite"]) / "index.html", config.pages)
-        rows.append({"name": found["suite"], "total": len(found["outcomes"]), "broken": broken, "page": page})
+        total, answers = len(found["outcomes"]), link(path, config.pages)
+        rows.append({"name": found["suite"], "total": total, "broken": broken, "page": page, "json": answers})
     return rows
 
 
@@ -113,12 +128,13 @@ def by_group(summary: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, An
 
 def flows(counts: Mapping[str, int]) -> list[tuple[str, str, str]]:
     """Title, words and drawing of the way of files, and of clips."""
-    treated, accepted = counts["treated"], counts["accepted"]
+    treated, used, without = counts["treated"], counts["with_clips"], counts["without_clips"]
     sources = [
         [Node("given", counts["given"], "ink")],
         [
-            Node("as they are", accepted - treated, "good"),
-            Node("treated", treated, "mild"),
+            Node("used as they are", used - treated, "good"),
+            Node("used, treated", treated, "mild"),
+            Node("gave no clip", without, "bad"),
             Node("left out", counts["rejected"], "bad"),
         ],
     ]
@@ -130,17 +146,16 @@ def flows(counts: Mapping[str, int]) -> list[tuple[str, str, str]]:
             *([Node("in no split", counts["left_out"], "bad")] if counts["left_out"] else []),
         ],
     ]
-    gave = f"{counts['with_clips']} of {accepted} accepted files gave clips"
     extra = f"; {counts['references']} references beside them" if counts["references"] else ""
     return [
         (
             "Files",
-            f"{counts['given']} given = {accepted} accepted + {counts['rejected']} left out{extra}.",
+            f"{counts['given']} given = {used} used + {without} that gave no clip + {counts['rejected']} left out{extra}.",
             flow(sources),
         ),
         (
             "Clips",
-            f"{gave}: {counts['spans']} spans = {counts['clips']} clips + {counts['filtered']} filtered.",
+            f"{counts['spans']} spans of the files = {counts['clips']} clips + {counts['filtered']} filtered.",
             flow(spans),
         ),
     ]
@@ -229,3 +244,24 @@ def address(path: str, pages: Path) -> str | None:
 def rounded(value: object) -> object:
     """A number with as many digits as a reader uses."""
     return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def is_span(reject: Reject) -> bool:
+    """Whether a span of a source was left out, not the whole."""
+    return "-" in reject.item
+
+
+def start_of(item: str) -> float:
+    """Where a clip starts, by its id, s."""
+    return int(item.partition("-")[2] or 0) / 1000
+
+
+def rules_of(left: Left, pictured: set[str], num_examples: int) -> list[dict[str, Any]]:
+    """Every rule that left something out: how often, the first measured value and limit, thumbnails."""
+    rows: list[dict[str, Any]] = []
+    for (rule, spans), count in sorted(left.by_rule.items(), key=lambda pair: (-pair[1], pair[0])):
+        own = [reject for reject in left.rows if reject.rule == rule and is_span(reject) == spans]
+        pictures = [reject.item for reject in own if reject.item in pictured][:num_examples]
+        example = {"measured": own[0].measured, "limit": own[0].limit}
+        rows.append({"rule": rule, "count": count, "pictures": pictures, "spans": spans, **example})
+    return rows

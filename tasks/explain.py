@@ -189,8 +189,14 @@ def on_page(value: object) -> object:
     return printable(value, "\n\t") if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def inspect_command(path: str) -> str:
-    """The shell command that checks one file again; what does not print is written as bytes, which a paste survives."""
+def inspect_command(path: str, params: Path | None = None) -> str:
+    """The shell command that checks one file again; what does not print is written as bytes, which a paste survives.
+
+    Args:
+        params: Settings file to judge by; None is the usual one.
+    """
+    if params is not None:
+        return f"{inspect_command(path)} --params {shlex.quote(str(params))}"
     name = f"./{path}" if path.startswith("-") else path
     if name.isprintable():
         return f"soundstage inspect {shlex.quote(name)}"

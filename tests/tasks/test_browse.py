@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from data import files, splits
+from data.captions import CaptionFault
 from data.cards import column
 from data.media import write_media
 from data.records import Clip, Reject, Source, Treatment
@@ -105,8 +106,11 @@ def items_of(place: Path) -> list[dict[str, object]]:
     return json.loads(Reading((place / "pages/index.html").read_text()).scripts[0])
 
 
-def test_every_clip_and_span_is_there_with_its_verdict_and_the_counts_add_up(place: Path) -> None:
+def test_every_clip_and_span_is_there_with_its_verdict_and_the_counts_add_up(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = run(config_of(place))
+    assert f"browse: 25 clips and spans are shown; open {place / 'pages/index.html'}\n" in capsys.readouterr().err
     assert (result.num_clips, result.num_shown, result.num_thumbnails) == (24, 25, 3)
     items = items_of(place)
     wanted = column(place / "clips", "clip_id").to_pylist()
@@ -114,9 +118,76 @@ def test_every_clip_and_span_is_there_with_its_verdict_and_the_counts_add_up(pla
     (span,) = [item for item in items if item["split"] == "left out"]
     assert (span["rule"], span["start"]) == ("cut.limit", 1.5)
     text = (place / "pages/index.html").read_text()
-    assert "13 given = 12 accepted + 1 left out; 1 references beside them." in text
-    assert "25 spans = 24 clips + 1 filtered" in text
+    assert "13 given = 12 used + 0 that gave no clip + 1 left out; 1 references beside them." in text
+    assert "25 spans of the files = 24 clips + 1 filtered" in text
+    assert "1 files and 1 spans of files." in text
     assert "do not add up" not in text
+
+
+def test_files_that_give_no_clip_are_neither_used_nor_treated(place: Path) -> None:
+    clips = files.read_records(place / "clips", Clip)
+    lost = files.sha256(place / "a & b.mp4")[:16]
+    files.write_records(place / "clips", [clip for clip in clips if clip.source_id != lost], Clip)
+    files.remove(place / "ledger")
+    names = ("clips", "accepted", "treatments", "splits", "ledger", "cards", "expectations", "docs")
+    settings = {name: place / name for name in names} | {"rejects": place / "split_rejects"}
+    split.run(split.Config.model_validate(settings))
+    run(config_of(place))
+    text = (place / "pages/index.html").read_text()
+    assert "13 given = 11 used + 1 that gave no clip + 1 left out" in text
+    assert '<tspan class="n">0</tspan> used, treated' in text
+
+
+def test_clips_come_by_path_then_start_and_groups_bear_one_name(place: Path) -> None:
+    run(config_of(place))
+    places = [(item["path"], item["start"]) for item in items_of(place)]
+    assert places == sorted(places)
+    (own, *_) = [item["split"] for item in items_of(place) if item["path"] == "a & b.mp4"]
+    assert "| (root) |" in (place / f"cards/{own}.md").read_text()
+    assert '<td class="name">(root)</td>' in (place / "pages/index.html").read_text()
+
+
+def test_caption_faults_stand_beside_their_file_and_in_a_table(place: Path) -> None:
+    (real, *_) = [item for item in files.read_records(place / "accepted", Source) if item.path == "a & b.mp4"]
+    about = {"limit": "plain text", "action": "list", "fault": "markup", "measured": "<img>"}
+    faults = [
+        CaptionFault(item=real.source_id, path=path, caption=EVIL, **about) for path in (real.path, "its copy.mp4")
+    ]
+    files.write_records(place / "faults", faults, CaptionFault)
+    run(config_of(place, caption_faults=place / "faults"))
+    found = {str(item["path"]): item["faults"] for item in items_of(place)}
+    assert found["a & b.mp4"] == [["markup", "<img>", "only listed"]]
+    assert [] in found.values()
+    text = (place / "pages/index.html").read_text()
+    assert "2 markup. What is done" in text
+    assert "its copy.mp4" in text
+    assert "<script>alert" not in text
+
+
+def test_commands_name_the_settings_file_in_use_and_no_path_that_was_refused(place: Path) -> None:
+    refused = Reject(
+        item="f" * 16, path="../../etc/passwd", verb="validate", rule="validate.usable",
+        measured="lies outside the folder of its table", limit="a video",
+    )  # fmt: skip
+    files.write_records(place / "rejects", [*files.read_records(place / "rejects", Reject), refused], Reject)
+    run(config_of(place, settings_file="my own.yaml"))
+    assert all(str(item["command"]).endswith(" --params 'my own.yaml'") for item in items_of(place))
+    commands = [
+        found["data-copy"]
+        for tag, found in Reading((place / "pages/index.html").read_text()).found
+        if "data-copy" in found
+    ]
+    assert commands
+    assert not any("passwd" in str(command) for command in commands)
+
+
+def test_a_copy_that_was_left_out_hides_no_picture_of_its_original(
+    place: Path, make_source: Callable[..., Source]
+) -> None:
+    manifest = files.read_records(place / "manifest", Source)
+    copy = manifest[0].model_copy(update={"path": "copy.mp4", "error": "same content as a & b.mp4"})
+    files.write_records(place / "manifest", [*manifest, copy], Source)
+    assert run(config_of(place)).num_thumbnails == 3
 
 
 def test_thumbnails_are_jpeg_files_of_the_measurement_and_videos_are_linked_at_the_span(place: Path) -> None:
@@ -175,6 +246,7 @@ def test_failed_expectations_are_shown_with_their_pages(place: Path) -> None:
     text = (place / "pages/index.html").read_text()
     assert "1 of 2" in text
     assert "3 &lt; 4, expected min_value 4" in text
+    assert 'href="../e.json">JSON</a>' in text
     assert 'href="../docs/clips/index.html"' in text
 
 

@@ -327,3 +327,16 @@ def test_settings_by_which_nothing_could_pass_are_refused(
 ) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_verb_that_names_commands_knows_its_settings_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = PARAMS.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    seen: list[browse.Config] = []
+    monkeypatch.setattr(browse, "run", seen.append)
+    for name in ("params.yaml", "mine.yaml"):
+        Path(name).write_text(text, encoding="utf-8")
+        assert main(["browse", "--params", name]) == 0, capsys.readouterr().err
+    assert [config.settings_file for config in seen] == [None, Path("mine.yaml")]
