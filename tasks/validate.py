@@ -173,23 +173,27 @@ def more(count: int) -> str:
     return f" and {count} more" if count > 0 else ""
 
 
+def reason(item: Reject) -> str:
+    """Why a file is left out; a rule that is no setting has no limit to change."""
+    limit = "limit" if item.rule.partition(".")[2].partition(".")[0] in Config.model_fields else "wanted:"
+    return f"{item.rule}: {item.measured} ({limit} {item.limit})"
+
+
 def summary(verdicts: Verdicts) -> str:
     """A table file, verdict, reason of everything uncommon, counts of the rest, and how to look at one file."""
-    rejects = (
-        (item.path, "rejected", f"{item.rule}: {item.measured} (limit {item.limit})") for item in verdicts.read(Reject)
-    )
+    rejects = ((item.path, "rejected", reason(item)) for item in verdicts.read(Reject))
     uncommon = (item for item in verdicts.read(Treatment) if item.treatment not in COUNTED_ONLY)
     treated = ((item.path, str(item.treatment), item.detail) for item in uncommon)
     found = sorted([*itertools.islice(rejects, MAX_LINES), *itertools.islice(treated, MAX_LINES)])
     rows = [tuple(map(explain.printable, row)) for row in found]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    lines = [f"{path:<{widths[0]}}  {verdict:<{widths[1]}}  {reason}" for path, verdict, reason in rows]
+    lines = [f"{path:<{widths[0]}}  {verdict:<{widths[1]}}  {why}" for path, verdict, why in rows]
     counts, names = verdicts.counts, [name for name in COUNTED_ONLY if name in verdicts.counts]
     parts = [f"{counts[name]} with {name}" for name in sorted(names)]
     parts.append(f"{counts.get('accepted', 0) - counts.get('treated', 0)} as they are")
     references = f" + {counts['reference']} references" if counts.get("reference") else ""
     totals = f"{total(counts)} given = {counts.get('accepted', 0)} accepted + {counts.get('rejected', 0)} rejected"
     lines.append(f"{totals}{references} ({', '.join(parts)})")
-    if opened := [path for path, _, reason in found if not reason.startswith("validate.usable:")]:
+    if opened := [path for path, _, why in found if not why.startswith("validate.usable:")]:
         lines.append(f"look at one: {explain.inspect_command(opened[0])}")
     return "\n".join([*lines, ""])
