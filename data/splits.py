@@ -143,6 +143,17 @@ def fill(split: Codes, wanted: Codes, hashes: NDArray[np.float64], place: Codes,
             )
 
 
+def num_torn(cluster: Any, split: Codes) -> int:
+    """How many clusters have members in two splits: drawn there before they were known to be alike.
+
+    They keep their names (`Drawn.cluster`) and their places, because what a model has learnt from cannot be taken back.
+    """
+    place, names = coded(cluster)
+    held = np.zeros(len(names), np.uint8)
+    np.bitwise_or.at(held, place[split >= 0], (1 << split[split >= 0]).astype(np.uint8))
+    return int((np.bitwise_count(held) > 1).sum())
+
+
 def kept_names(cluster: Any, place: Codes, row: Codes, ledger: Ledger) -> Any:
     """The cluster of every source as the ledger knows it; of a new one, the smallest name its cluster had, else its own."""
     row_or_null = arrow.array(row, mask=row < 0)

@@ -72,6 +72,8 @@ class Result(Frozen):
     num_val: int
     num_test: int
     num_left_out: int
+    num_torn_clusters: int
+    """Clusters with members in two splits since before they were known to be alike; their new members are left out."""
 
 
 def run(config: Config) -> Result:
@@ -107,17 +109,26 @@ def run(config: Config) -> Result:
     table = stratification(columns, sources["source_id"], drawn, config)
     write_cards(config, table)
     counts = {name: files.num_records(config.splits / f"{name}.parquet") for name in splits.SPLITS}
+    torn = splits.num_torn(sources["cluster"], drawn.split)
+    if torn:
+        sys.stderr.write(
+            f"{torn} clusters have members in two splits since before they were known to be alike; their new members"
+            f" are left out; delete split.ledger ({config.ledger}) to draw all anew\n"
+        )
     summary = {
         "draw": draw,
         "num_clips": counts,
         "leaks": leaks,
+        "clusters_torn_since_before": torn,
         "references_in_two_splits": shared_references(config.splits),
         "mix_divergence": divergences(table),
         "stratification": table,
     }
     files.write_text(config.splits / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     num_out = int((drawn.split == splits.OUT).sum())
-    return Result(num_left_out=num_out, **{f"num_{name}": count for name, count in counts.items()})
+    return Result(
+        num_left_out=num_out, num_torn_clusters=torn, **{f"num_{name}": count for name, count in counts.items()}
+    )
 
 
 def alike(sources: dict[str, Any]) -> str:

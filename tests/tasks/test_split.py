@@ -103,6 +103,7 @@ def test_summary_proves_and_compares(tmp_path: Path, make_clip: Maker):
     summary = json.loads((config.splits / "summary.json").read_text())
     assert summary["num_clips"] == {"train": result.num_train, "val": result.num_val, "test": result.num_test}
     assert summary["leaks"] == {"sources": 0, "exact copies": 0, "near-duplicate clusters": 0}
+    assert summary["clusters_torn_since_before"] == 0
     rows = {(row["group"], row["split"]): row for row in summary["stratification"]}
     assert rows["a", "test"]["expected_clusters"] == 20
     assert (
@@ -122,7 +123,9 @@ def test_sources_of_one_cluster_stay_together_and_those_that_bridge_are_rejects(
         clip.model_copy(update={"cluster": "joined"}) if clip.source_id in (left, right) else clip for clip in clips
     ]
     config = config_of(tmp_path, [*renamed, make_clip("f" * 16, cluster="joined")])
-    assert run(config).num_left_out == 1
+    result = run(config)
+    assert (result.num_left_out, result.num_torn_clusters) == (1, 1)
+    assert json.loads((config.splits / "summary.json").read_text())["clusters_torn_since_before"] == 1
     (reject,) = files.read_records(config.rejects, Reject)
     assert (reject.item, reject.rule) == ("f" * 16, "split.cluster")
     assert reject.measured == "looks or sounds like sources of train and test (cluster joined)"
