@@ -268,6 +268,7 @@ def cut_source(source: Source, config: Config) -> Cut:
         black, length = float(track.black.mean()), float(config.shape.duration_s)
         rule, measured = shots.no_room(transitions, source.video_duration_s, config.min_shot_s, black)
         limit = f"one clip of {length:.3f} s, margin_s = {config.margin_s:g} from cuts"
+        limit = f"a picture for {length:.3f} s on end" if rule == "black" else limit
         return Cut((), (rejected(source, rule, measured, limit),))
     strict = [item.end_s for item in boundaries.find(track, config.stricter)]
     clips = [described(source, span, found, strict, config) for span in spans]
