@@ -133,7 +133,9 @@ def anchors(levels_SK: Levels) -> NDArray[np.float64]:
         padded = np.pad(curve, APART, constant_values=-np.inf)
         around = np.lib.stride_tricks.sliding_window_view(padded, 2 * APART + 1)
         for at in np.flatnonzero((curve == around.max(axis=1)) & (curve > around.mean(axis=1, where=around > -1e9))):
-            if HALF <= at < len(level) - HALF and lively(level[at - HALF : at + HALF + 1]):
+            window = slice(at - HALF, at + HALF + 1)
+            inside = HALF <= at < len(level) - HALF
+            if inside and (lively(levels_SK[window, 0]) or lively(level[window])):
                 below, top, above = curve[at - 1 : at + 2]
                 bend = below - 2 * top + above
                 found.append(at + (float(0.5 * (below - above) / bend) if bend < 0 else 0.0))

@@ -169,6 +169,40 @@ def test_copies_share_a_cluster_and_may_be_dropped(tmp_path: Path, two_shots: So
     assert all(two_shots.source_id in reject.measured or "0" * 16 in reject.measured for reject in rejects)
 
 
+def talk(seed: int, num_frames: int) -> NDArray[np.float32]:
+    """Stereo syllables of uneven length, loudness and pitch, with pauses, (2, T)."""
+    rng, length = np.random.default_rng(seed), num_frames * RATE_HZ // 24
+    parts: list[NDArray[np.float64]] = []
+    while sum(map(len, parts)) < length:
+        times = np.arange(round(rng.uniform(0.08, 0.3) * RATE_HZ)) / RATE_HZ
+        voice = np.sign(np.sin(2 * np.pi * rng.uniform(90, 400) * times)) + rng.uniform(0, 2) * rng.normal(
+            size=len(times)
+        )
+        parts += [rng.uniform(0.02, 0.2) * np.sin(np.pi * times / times[-1]) * voice]
+        parts += [np.zeros(round(rng.uniform(0.05, 0.5) * RATE_HZ))] * int(rng.random() < 0.3)
+    wave = np.concatenate(parts)[:length]
+    return np.stack([wave, wave]).astype(np.float32)
+
+
+def test_sources_that_sound_alike_share_a_cluster_whatever_they_show(tmp_path: Path):
+    frames, other = scene(1, 144), scene(2, 144)
+    cropped = np.stack([cv2.resize(frame[:, 20:44], (64, 48)) for frame in frames]).astype(np.uint8)
+    sources = [
+        filmed(tmp_path / "film.mp4", frames, talk(1, 144)),
+        filmed(tmp_path / "mirrored.mp4", np.ascontiguousarray(frames[:, :, ::-1]), talk(2, 144)),
+        filmed(tmp_path / "cropped.mp4", cropped, talk(1, 144) * 0.5),
+        filmed(tmp_path / "other_talk.mp4", other, talk(3, 144)),
+    ]
+    result = run(config := config_of(tmp_path, sources))
+    clusters = {clip.source_id: clip.cluster for clip in outputs(config)[0]}
+    film, mirrored, crop, others = (clusters[source.source_id] for source in sources)
+    assert film == mirrored == crop != others
+    assert result.num_soundalikes == 2
+    run(config := config_of(tmp_path, sources, soundalikes=False))
+    apart = {clip.source_id: clip.cluster for clip in outputs(config)[0]}
+    assert apart[sources[0].source_id] == apart[sources[1].source_id] != apart[sources[2].source_id]
+
+
 def test_a_frozen_and_a_black_picture_are_rejected_as_clips_and_as_a_source(
     tmp_path: Path, two_shots: Source, capsys: pytest.CaptureFixture[str]
 ):
