@@ -46,7 +46,7 @@ FLAT_DB = 0.4
 LIVELY_DB, NUM_EVENTS = 0.7, 6.0
 """Least root-mean-square step between blocks, dB, and least number of steps that make it up: what is steady or holds
 one click has fewer."""
-LIKE = ((60, 0.90, 0.25), (45, 0.95, 0.10), (29, 0.98, 0.04))
+LIKE = ((60, 0.93, 0.07), (45, 0.95, 0.06), (29, 0.98, 0.04))
 """Blocks in common, least likeness of sounds that are the same, and its distance from 1 as a share of the distance of
 the sound from itself. Found on the set of benchmarks/sounds.py."""
 REPEATING = 0.95
