@@ -6,6 +6,7 @@ H height, W width, C channel, T sample.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,9 +126,8 @@ def face_finder() -> Any:
     import torch
 
     torch.set_num_threads(1)
-    from facenet_pytorch import MTCNN
-
-    return cast(Any, MTCNN)(keep_all=True, thresholds=list(FACE_CHANCES), post_process=False, device="cpu")
+    package = importlib.import_module(PACKAGES["faces"][0])  # by name: a type checker seldom has it
+    return package.MTCNN(keep_all=True, thresholds=list(FACE_CHANCES), post_process=False, device="cpu")
 
 
 def num_faces(picture_HWC: NDArray[np.uint8]) -> int:
