@@ -1,88 +1,330 @@
-"""The latent store: safetensors shards, one Parquet index, one fingerprint.
+"""The latent store: safetensors shards of four parts, one Parquet index, a fingerprint for every part of every entry.
 
-A store is valid only for the fingerprint it was written under. Reads are memory-mapped and random by clip.
+An *entry* is one clip at one canvas. Its arrays, by part and name:
+
+    picture     video (C, F, H, W); keyframe/first and keyframe/last (C, H, W)
+    sound       audio (2, C, T), the two sides
+    text        text/VARIANT/NAME, what the family's text side makes of the caption, after projection
+    references  references/SET/PLACE/image, /video or /audio; a video with sound has both
+
+Reads are memory-mapped and random by entry. A part is valid only for the fingerprint it was written under.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
-import safetensors.numpy
-from numpy.typing import NDArray
-from safetensors import safe_open
+import pyarrow as arrow
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from data.files import read_records, sha256, whole, write_records, write_text
-from data.records import Frozen
+from data.conditions import KEYFRAMES, Variant
+from data.files import sha256, whole, write_records, write_text
+from data.records import ClipShape, Frozen
+from data.remote import is_remote, local
 
-Arrays = dict[str, NDArray[Any]]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Arrays = dict[str, Tensor]
+
+PARTS = ("picture", "sound", "text", "references")
+PART_OF = {"video": "picture", "keyframe": "picture", "audio": "sound", "text": "text", "references": "references"}
+"""Part by the first word of an array's name."""
+SHARED = "shared"
+"""Entry of the arrays that every clip shares, such as the text of no caption; in the index it has no row."""
+INDEX, RECORD = "index.parquet", "fingerprint.json"
+HEADER = "soundstage"
+"""Key of our metadata in a shard's header: one JSON text, since several keys would come in another order every time."""
+OPEN_SHARDS = 256
+"""Shards that one process keeps mapped: far below the 65,530 maps that Linux allows."""
 
 
 class LatentRow(Frozen):
-    """One clip of the index."""
+    """One entry of the index."""
 
+    entry: str
+    """`CLIP_ID@CANVAS`."""
     clip_id: str
     source_id: str
     split: str
     group: str
+    canvas: str
     has_audio: bool
+    num_frames: int
+    frame_rate: int
+    height: int
+    width: int
+    sample_rate_hz: int
+    """What was encoded: `ClipShape`."""
+    variants: tuple[str, ...]
+    """How it can be presented to the model: `t2va`, `fl2va`, `ref2va.0`, `t2va-uncaptioned`…"""
+    layouts: tuple[str, ...]
+    """Of each variant: entries of equal layout pack alike, and so may share a batch."""
+    num_tokens: tuple[int, ...]
+    """Of each variant: rows of the packed sequence."""
     shard: str
-    """File of the shard, relative to the store."""
-    modes: str
-    """Conditioning modes encoded, comma-separated."""
-    layout: str
-    """Clips with equal layout share a packed sequence in every mode, and so may share a batch."""
-    num_tokens: int
-    """Rows of the packed sequence with both keyframes."""
+    """Number of its shard in every part: `00003`."""
+    keys: tuple[str, ...]
+    """Fingerprint of each part, in the order of `PARTS`; empty where it has none."""
+
+    @property
+    def shape(self) -> ClipShape:
+        """Frames, rate, size and sound rate."""
+        names = ("num_frames", "frame_rate", "height", "width", "sample_rate_hz")
+        return ClipShape(**{name: getattr(self, name) for name in names})
 
 
-def fingerprint_of(parts: Mapping[str, object]) -> str:
-    """Hash of everything that decides the latents: contents, parameters, encoder weights, code version."""
+class Broken(RuntimeError):
+    """A shard or an index that may not be used; the message names it."""
+
+
+def fingerprint_of(parts: object) -> str:
+    """Hash of everything that decides some bytes: contents, parameters, encoder weights, code version."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def write_shard(path: Path, clips: Mapping[str, Arrays]) -> None:
-    """Write the arrays of some clips as one safetensors file, keys `clip_id/name`."""
-    flat = {
-        f"{clip_id}/{name}": np.ascontiguousarray(array)
-        for clip_id, arrays in clips.items()
-        for name, array in arrays.items()
-    }
+def shard_name(part: str, shard: str) -> str:
+    """File name of one part of a shard."""
+    return f"{part}-{shard}.safetensors"
+
+
+def checksum(array: Tensor) -> str:
+    """XXH3 of an array's bytes: finds every accident; malice is what the shards' SHA-256 is for."""
+    import torch
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(array.contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def write_shard(path: Path, entries: Mapping[str, Mapping[str, Tensor]], keys: Mapping[str, str]) -> None:
+    """Write one part of some entries as one safetensors file; its header holds their keys and every checksum."""
+    import safetensors.torch
+
+    flat = {f"{entry}/{name}": array.contiguous() for entry, arrays in entries.items() for name, array in arrays.items()}
+    header = {"keys": dict(keys), "sums": {name: checksum(array) for name, array in flat.items()}}
     with whole(path) as temporary:
-        safetensors.numpy.save_file(flat, temporary)
+        safetensors.torch.save_file(flat, temporary, {HEADER: json.dumps(header, sort_keys=True)})
 
 
-def write_index(store: Path, rows: list[LatentRow], fingerprint: str, parts: Mapping[str, object]) -> None:
-    """Write the index and the fingerprint with a checksum of every shard; the store is whole once this returns."""
-    write_records(store / "index.parquet", rows, LatentRow)
-    shards = {name: sha256(store / name) for name in sorted({row.shard for row in rows})}
-    text = json.dumps({"fingerprint": fingerprint, "parts": parts, "shards": shards}, indent=1, sort_keys=True)
-    write_text(store / "fingerprint.json", text + "\n")
+def write_index(store: Path, rows: Sequence[LatentRow], record: Mapping[str, object]) -> str:
+    """Write the index, and last the record with the SHA-256 of every shard; the store is whole once this returns.
+
+    Args:
+        store: Folder that the shards are in.
+        rows: One an entry.
+        record: What else a reader must know: `family`, `text_of` and whatever decided the latents.
+
+    Returns:
+        The fingerprint of the whole store.
+    """
+    ordered = sorted(rows, key=lambda row: row.entry)
+    write_records(store / INDEX, ordered, LatentRow)
+    shards = {path.name: sha256(path) for path in sorted(store.glob("*.safetensors"))}
+    fingerprint = fingerprint_of([dict(record), [[row.entry, row.split, *row.keys] for row in ordered]])
+    text = {"fingerprint": fingerprint, **record, "shards": shards, "index": sha256(store / INDEX)}
+    write_text(store / RECORD, json.dumps(text, indent=1, sort_keys=True) + "\n")
+    return fingerprint
+
+
+class LatentIndex:
+    """The table of entries, sorted by `entry`; columns are Arrow's, so a million rows open in under two seconds."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.table = cast(Any, pq.read_table(path, memory_map=True))  # columns in the order of LatentRow
+        except (arrow.ArrowInvalid, OSError) as error:
+            raise Broken(f"latent index {path} cannot be read: {str(error).splitlines()[0]}") from error
+        missing = set(LatentRow.model_fields) - set(self.table.column_names)
+        if missing:
+            raise Broken(f"latent index {path} lacks {', '.join(sorted(missing))}; run `soundstage encode` again")
+
+    def __len__(self) -> int:
+        return cast(int, self.table.num_rows)
+
+    def row(self, place: int) -> LatentRow:
+        """The entry at a place."""
+        return LatentRow.model_validate(self.table.slice(place, 1).to_pylist()[0])
+
+    def rows(self) -> Iterator[LatentRow]:
+        """Every entry, in order; a million take half a minute, columns take none."""
+        for batch in self.table.to_batches(max_chunksize=10_000):
+            yield from map(LatentRow.model_validate, batch.to_pylist())
+
+    def find(self, entry: str) -> int:
+        """Place of an entry.
+
+        Raises:
+            KeyError: there is no such entry.
+        """
+        place = cast(int, cast(Any, pc).index(self.table["entry"], entry).as_py())
+        if place < 0:
+            raise KeyError(entry)
+        return place
+
+
+class _Shard(NamedTuple):
+    """An open shard: its tensors are views of the mapped file."""
+
+    file: Any
+    names: dict[str, list[str]]
+    """Names of the arrays of each entry."""
+    keys: dict[str, str]
+    sums: dict[str, str]
 
 
 class LatentStore:
-    """A written store, opened for random reads.
+    """A written store, opened for random reads; it may lie on S3 or OSS, its shards then come through a local cache.
+
+    Cheap to open and safe to pickle: shards are opened when they are read, in each process anew.
+
+    Args:
+        folder: Where `encode` wrote it, or a copy of that.
+        check: Compare every array that is read with its checksum.
 
     Raises:
-        RuntimeError: the store is missing, or a shard is missing or altered; the message names the shard.
+        Broken: the store is missing, or a shard is missing, stale or altered; the message names it.
     """
 
-    def __init__(self, folder: Path, *, verify: bool = True) -> None:
-        manifest = folder / "fingerprint.json"
-        if not manifest.is_file():
-            raise RuntimeError(f"no latent store in {folder}; run `soundstage encode` first")
-        recorded = json.loads(manifest.read_text(encoding="utf-8"))
-        self.fingerprint: str = recorded["fingerprint"]
-        self.rows = {row.clip_id: row for row in read_records(folder / "index.parquet", LatentRow)}
-        for name, digest in recorded["shards"].items():
-            if not (folder / name).is_file() or (verify and sha256(folder / name) != digest):
-                raise RuntimeError(f"latent shard {folder / name} is missing or altered; run `soundstage encode` again")
-        self._shards = {name: safe_open(folder / name, framework="numpy") for name in recorded["shards"]}
+    def __init__(self, folder: Path | str, *, check: bool = True) -> None:
+        self.folder, self._check = str(folder), check
+        record = self._fetched(RECORD)
+        if not record.is_file():
+            raise Broken(f"no latent store in {folder}; run `soundstage encode` first")
+        try:
+            self.record: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+            self.fingerprint: str = self.record["fingerprint"]
+            self.text_of: dict[str, str] = self.record["text_of"]
+        except (ValueError, KeyError) as error:
+            raise Broken(f"{folder}/{RECORD} is damaged or of another version; run `soundstage encode` again") from error
+        self.index = LatentIndex(self._fetched(INDEX))
+        self._open: OrderedDict[str, _Shard] = OrderedDict()
+        if not is_remote(self.folder):
+            for name in self.record["shards"]:
+                if not (Path(self.folder) / name).is_file():
+                    raise Broken(f"latent shard {folder}/{name} is missing; run `soundstage encode` again")
 
-    def read(self, clip_id: str, name: str) -> NDArray[Any]:
-        """One array of one clip, e.g. `video`, `audio`, `text.fl2va`."""
-        return cast(NDArray[Any], self._shards[self.rows[clip_id].shard].get_tensor(f"{clip_id}/{name}"))
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def verify(self) -> None:
+        """Read every byte of the store.
+
+        Raises:
+            Broken: the index or a shard is altered.
+        """
+        for name in (INDEX, *self.record["shards"]):
+            self.verify_file(name)
+
+    def verify_file(self, name: str) -> None:
+        """Read every byte of the index or of one shard.
+
+        Raises:
+            Broken: it is altered.
+        """
+        wanted = self.record["index"] if name == INDEX else self.record["shards"][name]
+        found = sha256(self._fetched(name))
+        if found != wanted:
+            raise Broken(
+                f"latent shard {self.folder}/{name} is altered: SHA-256 {found[:12]}…, recorded {wanted[:12]}…;"
+                " run `soundstage encode` again"
+            )
+
+    def read(self, row: LatentRow, name: str) -> Tensor:
+        """One array of an entry, e.g. `video`, as a view of the file; copy it before you change it.
+
+        Raises:
+            Broken: its shard is missing, stale or altered.
+            KeyError: the entry has no such array.
+        """
+        part = PART_OF[name.partition("/")[0]]
+        shard = self._shard(part, row.shard)
+        if shard.keys.get(row.entry) != row.keys[PARTS.index(part)]:
+            raise Broken(
+                f"latent shard {self.folder}/{shard_name(part, row.shard)} is stale: it does not hold the {part} of"
+                f" {row.entry} that the index names; run `soundstage encode` again"
+            )
+        return self._array(shard, part, row.shard, f"{row.entry}/{name}")
+
+    def conditions(self, row: LatentRow, variant: str) -> Arrays:
+        """What the model is given of an entry beside noise: `text/NAME`, `keyframe/first`, `references/0/image`…"""
+        facts, said = Variant.parse(variant), self.text_of[variant]
+        result: Arrays = {}
+        if said.startswith(f"{SHARED}/"):
+            prefix = f"text/{said.removeprefix(f'{SHARED}/')}/"
+            shard = self._shard("text", SHARED)
+            for name in shard.names[SHARED]:
+                if name.startswith(prefix):
+                    result[f"text/{name.removeprefix(prefix)}"] = self._array(shard, "text", SHARED, f"{SHARED}/{name}")
+        else:
+            result |= self._below(row, f"text/{said}/", "text/")
+        for which in KEYFRAMES.get(facts.mode, ()):
+            result[f"keyframe/{which}"] = self.read(row, f"keyframe/{which}")
+        if facts.mode == "ref2va":
+            result |= self._below(row, f"references/{facts.references}/", "references/")
+        return result
+
+    def names(self, row: LatentRow, part: str) -> list[str]:
+        """Names of an entry's arrays in a part."""
+        return self._shard(part, row.shard).names.get(row.entry, [])
+
+    def _below(self, row: LatentRow, prefix: str, new_prefix: str) -> Arrays:
+        part = PART_OF[prefix.partition("/")[0]]
+        names = [name for name in self.names(row, part) if name.startswith(prefix)]
+        return {new_prefix + name.removeprefix(prefix): self.read(row, name) for name in names}
+
+    def _array(self, shard: _Shard, part: str, number: str, key: str) -> Tensor:
+        if key not in shard.sums:
+            raise KeyError(key)
+        array = cast("Tensor", shard.file.get_tensor(key))
+        if self._check and checksum(array) != shard.sums[key]:
+            raise Broken(
+                f"latent shard {self.folder}/{shard_name(part, number)} is altered: {key} is not what was written;"
+                " run `soundstage encode` again"
+            )
+        return array
+
+    def _fetched(self, name: str) -> Path:
+        return local(f"{self.folder.rstrip('/')}/{name}") if is_remote(self.folder) else Path(self.folder) / name
+
+    def _shard(self, part: str, number: str) -> _Shard:
+        name = shard_name(part, number)
+        if name in self._open:
+            self._open.move_to_end(name)
+            return self._open[name]
+        if name not in self.record["shards"]:
+            raise Broken(f"latent store {self.folder} has no shard {name}; its index is of another store")
+        if is_remote(self.folder):
+            self.verify_file(name)  # a copy is believed once it has been read whole
+        shard = _opened(self._fetched(name), f"{self.folder}/{name}")
+        self._open[name] = shard
+        while len(self._open) > OPEN_SHARDS:
+            self._open.popitem(last=False)
+        return shard
+
+
+def _opened(path: Path, shown: str) -> _Shard:
+    """A shard, mapped.
+
+    Raises:
+        Broken: it is missing, cut short or no shard of ours.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = cast(Any, safe_open(path, framework="pt"))
+        header = json.loads(file.metadata()[HEADER])
+        keys, sums = header["keys"], header["sums"]
+        found = cast(list[str], file.keys())
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise Broken(f"latent shard {shown} is missing or damaged; run `soundstage encode` again") from error
+    names: dict[str, list[str]] = {}
+    for key in sorted(found):
+        entry, _, name = key.partition("/")
+        names.setdefault(entry, []).append(name)
+    return _Shard(file, names, keys, sums)

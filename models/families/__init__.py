@@ -1,85 +1,187 @@
-"""Model families behind one contract. The rest of the code never asks which family it holds."""
+"""Model families behind one contract. The rest of the code never asks which family it holds.
+
+A family comes in two halves: `Encoders` (autoencoders and text side: what `encode` needs, and decoding) and `Family`
+(the transformer with its objective and sampling), so that no verb loads more than it uses.
+Letters: B batch, F frames, H height, W width, C channels, T sound samples or latents, S the two sides of sound.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from data.conditions import Mode
 from data.records import ClipShape
 from models.flow_matching import Draw
 from models.threads import quiet_libraries
 
 Frames = NDArray[np.uint8]
 Waveform = NDArray[np.float32]
+Arrays = dict[str, Tensor]
+
+
+class Reference(NamedTuple):
+    """A picture, video or sound that a generation is conditioned on; their order carries meaning."""
+
+    kind: Literal["image", "video", "audio"]
+    frames_FHWC: Frames | None = None
+    """At the family's rate; one frame for an image; None for sound alone."""
+    waveform_CT: Waveform | None = None
+    """Stereo at the family's rate; None for an image or a silent video."""
 
 
 class Condition(NamedTuple):
     """What a generation is given, encoded: everything about it that does not change from step to step."""
 
-    mode: str
-    """`t2va`, `fl2va_first` or `fl2va`."""
-    text_SD: Tensor
-    """Projected text, with the conditioner's view of the keyframes."""
-    tags_S: Tensor
-    """Modality of every text row."""
-    keyframes_KCHW: Tensor
-    """Normalised latents of the keyframes, in packed order; K may be 0."""
+    mode: Mode
+    arrays: Arrays
+    """By the names that `LatentStore.conditions` gives them: `text/NAME`, `keyframe/first`, `references/0/image`…"""
 
 
 class Batch(NamedTuple):
-    """Clips that share one packed layout."""
+    """Clips that share one packed layout, in the same mode."""
 
+    mode: Mode
     video_BCFHW: Tensor
     """Normalised picture latents."""
     audio_BSCT: Tensor
     """Normalised sound latents, two sides."""
-    text_BSD: Tensor
-    tags_S: Tensor
-    keyframes_BKCHW: Tensor
     has_audio_B: Tensor
     """Clips without sound carry no sound loss."""
-    mode: str
+    conditions: Arrays
+    """As `Condition.arrays`, with a batch axis in front."""
+    frame_rate: int
+    """Of the picture, as encoded: coordinates in seconds are derived from it and nothing else."""
 
 
 class Losses(NamedTuple):
     """Mean squared velocity error of one batch, per clip."""
 
     video_B: Tensor
+    """Zero where the picture is given."""
     audio_B: Tensor
-    """Zero for clips without sound."""
+    """Zero for clips without sound, and where the sound is given."""
     sigma_video: float
     sigma_audio: float
 
 
-class Family(Protocol):
-    """One model family, loaded."""
+Posterior = Literal["mode", "sample"]
+"""Of an autoencoder's posterior: its most likely latents, or a draw by a fixed seed."""
+
+
+class Encoders(Protocol):
+    """Autoencoders and text side of a family: between media and latents."""
 
     name: str
-    transformer: torch.nn.Module
-    lora_targets: str
-    """Regular expression of the modules an adapter is put on."""
+    frame_rate: int
+    """The family's own, frames a second: every clip is retimed to it."""
+    sample_rate_hz: int
+    """Of the sound the autoencoder takes."""
+    modes: tuple[Mode, ...]
+    """Conditioning modes it can encode."""
+    parts: Mapping[str, tuple[str, ...]]
+    """Folders of the model whose weights decide each part of the store: `picture`, `sound`, `text`, `references`."""
+    text_sees: bool
+    """Whether the text of a mode depends on its keyframes and references too."""
+
+    def shape(self, duration_s: float, height: float, width: float) -> ClipShape:
+        """The clip on the family's grid: the longest that `duration_s` fills, sides rounded to its multiple.
+
+        Raises:
+            ValueError: the duration is below the family's shortest.
+        """
+        ...
 
     def check(self, shape: ClipShape) -> None:
         """Raise ValueError where the shape is not on the family's grid."""
         ...
 
     def latent_shapes(self, shape: ClipShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes of a clip's latents by formula: picture (C, F, H, W), sound (2, C, T)."""
+        """Sizes of a clip's latents by formula: picture (C, F, H, W), sound (2, C, T) as at inference."""
         ...
 
-    def encode_clip(self, frames_FHWC: Frames, waveform_CT: Waveform) -> tuple[Tensor, Tensor]:
-        """Normalised latents of a clip: picture (C, F, H, W) and sound (2, C, T)."""
+    def encode_picture(self, frames_BFHWC: Frames, posterior: Posterior = "mode") -> Tensor:
+        """Normalised picture latents (B, C, F, H, W)."""
         ...
 
-    def encode_condition(self, prompt: str, first: Frames | None, last: Frames | None) -> Condition:
-        """Encode a prompt with its keyframes (H, W, 3), exactly as generation does."""
+    def encode_sound(self, waveform_BCT: Waveform, shape: ClipShape, posterior: Posterior = "mode") -> Tensor:
+        """Normalised sound latents (B, 2, C, T), of the length that inference generates for `shape`."""
         ...
+
+    def encode_keyframe(self, frame_HWC: Frames) -> Tensor:
+        """Normalised latents (C, H, W) of one frame, exactly as generation conditions on it."""
+        ...
+
+    def encode_references(self, references: Sequence[Reference], shape: ClipShape) -> Arrays:
+        """Latents of ordered references, named `PLACE/image`, `PLACE/video` (C, F, H, W), `PLACE/audio` (2, C, T).
+
+        Raises:
+            ValueError: more or other references than the family takes.
+        """
+        ...
+
+    def encode_text(
+        self,
+        mode: Mode,
+        prompt: str | None,
+        keyframes: Sequence[Frames] = (),
+        references: Sequence[Reference] = (),
+        shape: ClipShape | None = None,
+    ) -> Arrays:
+        """What the text side makes of a prompt (None: no caption) in a mode, after projection, as generation does.
+
+        Args:
+            mode: Conditioning mode.
+            prompt: The caption.
+            keyframes: Those of the mode, in packed order, (H, W, 3) at the clip's size.
+            references: Those of the mode, in order.
+            shape: Of the clip, needed with references.
+        """
+        ...
+
+    def text_of(self, variant: str) -> str:
+        """Name under which a variant's text is stored: variants with the same text share it, and one that begins with
+        `shared/` has the same text for all clips."""
+        ...
+
+    def layout(self, shape: ClipShape, mode: Mode, conditions: Mapping[str, Sequence[int]]) -> tuple[str, int]:
+        """What clips must have in common to share a batch, and the rows of their packed sequence.
+
+        Args:
+            shape: Of the clip.
+            mode: Conditioning mode.
+            conditions: Sizes of the condition arrays, by the names of `Condition.arrays`.
+        """
+        ...
+
+    def decode(self, video_CFHW: Tensor, audio_SCT: Tensor, shape: ClipShape) -> tuple[Frames, Waveform]:
+        """Pixels (F, H, W, 3) and stereo sound of latents, cut to the clip's exact length; sound at `decoded_rate_hz`."""
+        ...
+
+    @property
+    def decoded_rate_hz(self) -> int:
+        """Samples a second of decoded sound; LTX-2's vocoder gives more than its autoencoder takes."""
+        ...
+
+
+class Family(Protocol):
+    """One model family, loaded to train or generate."""
+
+    name: str
+    encoders: Encoders
+    """Loaded when first used: training from a latent store never does."""
+    transformer: torch.nn.Module
+    lora_targets: str
+    """Regular expression of the modules an adapter is put on."""
+    text_side: str
+    """Regular expression of the parameters that take the text in, for stages that freeze them."""
 
     def losses(self, batch: Batch, draw: Draw) -> Losses:
         """One forward pass of the training objective."""
@@ -91,10 +193,6 @@ class Family(Protocol):
         """Latents of one generation: picture (C, F, H, W) and sound (2, C, T)."""
         ...
 
-    def decode(self, video_CFHW: Tensor, audio_SCT: Tensor, shape: ClipShape) -> tuple[Frames, Waveform]:
-        """Pixels and sound of latents, cut to the clip's exact length."""
-        ...
-
     def load_transformer(self, folder: Path) -> None:
         """Take the transformer's weights from a checkpoint folder."""
         ...
@@ -104,27 +202,79 @@ class Family(Protocol):
         ...
 
 
-MODES = ("t2va", "fl2va_first", "fl2va")
-"""Conditioning modes every family here offers: text; text and first frame; text, first and last frame."""
+def encode_condition(
+    encoders: Encoders,
+    prompt: str | None,
+    first: Frames | None = None,
+    last: Frames | None = None,
+    references: Sequence[Reference] = (),
+    shape: ClipShape | None = None,
+) -> Condition:
+    """Encode what a generation is given, exactly as `encode` does for training.
+
+    Raises:
+        ValueError: keyframes and references together, which no mode takes.
+    """
+    given = {name: frame for name, frame in (("first", first), ("last", last)) if frame is not None}
+    if given and references:
+        raise ValueError("keyframes and references cannot be given together")
+    keyed: dict[tuple[str, ...], Mode] = {("first",): "fl2va_first", ("last",): "fl2va_last", ("first", "last"): "fl2va"}
+    mode: Mode = keyed[tuple(given)] if given else "ref2va" if references else "t2va"
+    text = encoders.encode_text(mode, prompt, list(given.values()), references, shape)
+    arrays = {f"text/{name}": array for name, array in text.items()}
+    arrays |= {f"keyframe/{name}": encoders.encode_keyframe(frame) for name, frame in given.items()}
+    if references and shape is not None:
+        latents = encoders.encode_references(references, shape)
+        arrays |= {f"references/{name}": array for name, array in latents.items()}
+    return Condition(mode, arrays)
 
 
-def load_family(base: Path, *, device: str = "cpu") -> Family:
-    """Load the model in `base` (a diffusers folder) with its family's code.
+def class_of(base: Path) -> str:
+    """Pipeline class that a diffusers folder says it belongs to.
+
+    Raises:
+        RuntimeError: there is no model in `base`.
+    """
+    for name in ("modular_model_index.json", "model_index.json"):
+        if (base / name).is_file():
+            return str(json.loads((base / name).read_text(encoding="utf-8"))["_class_name"])
+    raise RuntimeError(f"no model in {base} (no modular_model_index.json or model_index.json); set `base` to a diffusers folder")
+
+
+def load_encoders(base: Path, *, device: str = "cpu") -> Encoders:
+    """Load the encoders of the model in `base` (a diffusers folder) with its family's code, and nothing else of it.
 
     Raises:
         RuntimeError: there is no model in `base`.
         ValueError: the model belongs to no known family.
     """
     quiet_libraries()
-    index = base / "modular_model_index.json"
-    if not index.is_file():
-        raise RuntimeError(f"no model in {base} (no modular_model_index.json); set `base` to a diffusers folder")
-    pipeline = json.loads(index.read_text(encoding="utf-8"))["_class_name"]
-    if pipeline == "MiniMaxH3ModularPipeline":
+    name = class_of(base)
+    if name == "MiniMaxH3ModularPipeline":
+        from models.families.h3_encoders import H3Encoders
+
+        return H3Encoders(base, device=device)
+    if name.startswith("LTX2"):
+        from models.families.ltx2_encoders import LTX2Encoders
+
+        return LTX2Encoders(base, device=device)
+    raise ValueError(f"{base} holds a {name}; known: MiniMaxH3ModularPipeline, LTX2Pipeline")
+
+
+def load_family(base: Path, *, device: str = "cpu") -> Family:
+    """Load the model in `base` (a diffusers folder) with its family's code; its encoders only when they are used.
+
+    Raises:
+        RuntimeError: there is no model in `base`.
+        ValueError: the model belongs to no family that trains here.
+    """
+    quiet_libraries()
+    name = class_of(base)
+    if name == "MiniMaxH3ModularPipeline":
         from models.families.h3 import H3
 
         return H3(base, device=device)
-    raise ValueError(f"{base} holds a {pipeline}; known: MiniMaxH3ModularPipeline")
+    raise ValueError(f"{base} holds a {name}, which is encoded but not trained yet; training: MiniMaxH3ModularPipeline")
 
 
 def forget_place(folder: Path) -> None:

@@ -1,0 +1,45 @@
+"""What a generation is given beside its caption: the modes, and the variants of a clip that are encoded for them."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple, cast, get_args
+
+Mode = Literal["t2va", "fl2va_first", "fl2va_last", "fl2va", "ref2va", "a2v", "v2a"]
+"""Text alone; first, last or both keyframes; ordered references; the sound is given; the picture is given."""
+MODES = cast("tuple[Mode, ...]", get_args(Mode))
+KEYFRAMES: dict[str, tuple[str, ...]] = {
+    "fl2va_first": ("first",),
+    "fl2va_last": ("last",),
+    "fl2va": ("first", "last"),
+}
+"""Keyframes of each mode that has any, in packed order."""
+NEED_SOUND = ("a2v", "v2a")
+"""Modes that mean nothing for a silent clip: one has nothing to give, the other nothing to learn."""
+_VARIANT = re.compile(r"(?P<mode>[a-z0-9_]+?)(?:\.(?P<references>\d+))?(?P<silent>-uncaptioned)?")
+
+
+class Variant(NamedTuple):
+    """One way in which a clip is presented to the model, as encoded: `fl2va`, `ref2va.1`, `t2va-uncaptioned`."""
+
+    mode: Mode
+    references: int = 0
+    """Which of the clip's sets of references; 0 for modes without."""
+    captioned: bool = True
+    """Whether the caption is said; without, the model learns to follow the other conditions alone."""
+
+    def __str__(self) -> str:
+        number = f".{self.references}" if self.mode == "ref2va" else ""
+        return f"{self.mode}{number}{'' if self.captioned else '-uncaptioned'}"
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """The variant that `str` gave this name.
+
+        Raises:
+            ValueError: it is no such name.
+        """
+        found = _VARIANT.fullmatch(text)
+        if found is None or found["mode"] not in MODES:
+            raise ValueError(f"{text!r} is no variant; modes are {', '.join(MODES)}")
+        return cls(cast(Mode, found["mode"]), int(found["references"] or 0), found["silent"] is None)
