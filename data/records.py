@@ -322,6 +322,8 @@ class Canvas(Frozen):
     """Allowed shapes, width:height; a clip takes the nearest and is cropped to it around the centre."""
     durations_s: tuple[float, ...]
     """Allowed lengths, s; each is rounded down to the family's grid of frames."""
+    max_upscale: float | None = Field(default=None, gt=0)
+    """Clips whose sides would have to grow more than so many times are not encoded here; None takes all."""
 
     @model_validator(mode="after")
     def _can_be_filled(self) -> Canvas:
