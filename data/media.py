@@ -18,7 +18,17 @@ from data.media_sound import first_sound_s, read_sound, read_stereo
 from data.media_write import write_media, write_mp4
 from data.records import ClipShape
 
-__all__ = ["Unreadable", "iter_frames", "probe", "read_clip", "read_clips", "read_excerpt", "read_sound", "write_media", "write_mp4"]
+__all__ = [
+    "Unreadable",
+    "iter_frames",
+    "probe",
+    "read_clip",
+    "read_clips",
+    "read_excerpt",
+    "read_sound",
+    "write_media",
+    "write_mp4",
+]
 
 
 def read_clip(
@@ -51,9 +61,7 @@ def read_clips(
     heard = path if sound_path is None else sound_path
     begins_s = origin_s if sound_path is None else first_sound_s(sound_path)
     waveform = read_stereo(heard, begins_s + start_s, duration_s, rate_hz)
-    return [
-        (frames, _exactly(waveform, shape.num_samples)) for frames, shape in zip(pictures, shapes, strict=True)
-    ]
+    return [(frames, _exactly(waveform, shape.num_samples)) for frames, shape in zip(pictures, shapes, strict=True)]
 
 
 def read_excerpt(

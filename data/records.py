@@ -313,8 +313,10 @@ class Verdict(Frozen):
 
 
 class Canvas(Frozen):
-    """A size that clips are encoded at. Every clip is encoded once a canvas, in the nearest of its aspects and the
-    longest of its durations that the clip fills; rates and grids are the family's, so none can be wrong here."""
+    """A size that clips are encoded at, each in the nearest of its aspects and the longest of its durations it fills.
+
+    Rates and grids are the family's, so none can be wrong here.
+    """
 
     area_px: int = Field(gt=0)
     """Picture area to stay near, px; both sides are rounded to the family's multiple."""

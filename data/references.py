@@ -91,7 +91,9 @@ def drawn(clip: Clip, siblings: Sequence[Clip], settings: References, number: in
     pool = sorted([*apart, clip] if settings.own_span else apart, key=lambda other: other.clip_id)
     if not pool:
         return ()
-    random = np.random.default_rng([settings.seed, number, int(hashlib.sha256(clip.clip_id.encode()).hexdigest()[:8], 16)])
+    random = np.random.default_rng(
+        [settings.seed, number, int(hashlib.sha256(clip.clip_id.encode()).hexdigest()[:8], 16)]
+    )
     return tuple(_draws(pool, settings, random))
 
 
