@@ -29,7 +29,9 @@ class StepBatch(NamedTuple):
 
     step: int
     mode: str
-    clip_ids: tuple[str, ...]
+    entries: tuple[str, ...]
+    variants: tuple[str, ...]
+    """How each entry is presented: all of one mode."""
 
 
 class Sampler:
@@ -69,7 +71,8 @@ class Sampler:
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self._schedule(epoch))
         mode = pick(self._modes, float(np.random.default_rng([self._seed, 1, step]).random()))
-        return StepBatch(step, mode, self._epoch[1][place])
+        entries = self._epoch[1][place]
+        return StepBatch(step, mode, entries, (mode,) * len(entries))
 
     def _schedule(self, epoch: int) -> list[tuple[str, ...]]:
         """All batches of an epoch, in order."""

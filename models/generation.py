@@ -1,4 +1,4 @@
-"""From a prompt and keyframes to pixels and stereo sound."""
+"""From a prompt, keyframes and references to pixels and stereo sound."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.records import ClipShape
-from models.families import Family, Frames, Waveform, load_family
+from models.families import Family, Frames, Reference, Waveform, encode_condition, load_family
 
 
 class Generation(NamedTuple):
@@ -21,7 +21,7 @@ class Generator:
     """A base model, with or without a fine-tuned checkpoint, that generates clips of one shape."""
 
     def __init__(self, family: Family, shape: ClipShape) -> None:
-        family.check(shape)
+        family.encoders.check(shape)
         family.transformer.eval()
         self._family = family
         self._shape = shape
@@ -48,22 +48,29 @@ class Generator:
         *,
         first: Sequence[Frames | None] | None = None,
         last: Sequence[Frames | None] | None = None,
+        references: Sequence[Sequence[Reference]] | None = None,
         seed: int,
         num_inference_steps: int,
     ) -> list[Generation]:
-        """One clip a prompt, with the given first and last frames (H, W, 3); same seed, same bytes.
+        """One clip a prompt, with the given first and last frames (H, W, 3) or references; same seed, same bytes.
 
         Every item is denoised alone, so a clip does not depend on what it is generated beside.
+
+        Raises:
+            ValueError: keyframes and references for one prompt, or references that the family does not take.
         """
         nothing: Sequence[Frames | None] = [None] * len(prompts)
-        results: list[Generation] = []
-        for prompt, start, end in zip(prompts, first or nothing, last or nothing, strict=True):
-            condition = self._family.encode_condition(prompt, start, end)
+        ends = zip(first or nothing, last or nothing, references or [()] * len(prompts), strict=True)
+        encoders, results = self._family.encoders, list[Generation]()
+        for prompt, given in zip(prompts, ends, strict=True):
+            condition = encode_condition(encoders, prompt, *given, self._shape)
             latents = self._family.generate(condition, self._shape, seed, num_inference_steps)
-            results.append(Generation(*self._family.decode(*latents, self._shape)))
+            results.append(Generation(*encoders.decode(*latents, self._shape)))
         return results
 
     def reconstruct(self, frames_FHWC: Frames, waveform_CT: Waveform) -> Generation:
         """Through the autoencoders and back: the most any generation can reach."""
-        latents = self._family.encode_clip(frames_FHWC, waveform_CT)
-        return Generation(*self._family.decode(*latents, self._shape))
+        encoders = self._family.encoders
+        video_CFHW = encoders.encode_picture(frames_FHWC[None])[0]
+        audio_SCT = encoders.encode_sound(waveform_CT[None], self._shape)[0]
+        return Generation(*encoders.decode(video_CFHW, audio_SCT, self._shape))

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import lightning
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import Sampler as TorchSampler
 from tqdm import tqdm
 
+from data.conditions import Mode
 from data.latents import LatentStore
 from data.records import Stage
 from data.sampler import Sampler, StepBatch
@@ -54,19 +54,16 @@ class Remaining(TorchSampler[int]):
 
 
 def read_batch(store: LatentStore, drawn: StepBatch) -> Batch:
-    """Stack the latents and conditions of the drawn clips."""
-
-    def stacked(name: str) -> Tensor:
-        return torch.from_numpy(np.stack([store.read(clip_id, name) for clip_id in drawn.clip_ids]))
-
+    """Stack the latents and conditions of the drawn entries."""
+    rows = [store.index.row(store.index.find(entry)) for entry in drawn.entries]
+    given = [store.conditions(row, variant) for row, variant in zip(rows, drawn.variants, strict=True)]
     return Batch(
-        video_BCFHW=stacked("video"),
-        audio_BSCT=stacked("audio"),
-        text_BSD=stacked(f"text.{drawn.mode}"),
-        tags_S=torch.from_numpy(store.read(drawn.clip_ids[0], f"tags.{drawn.mode}")).long(),
-        keyframes_BKCHW=stacked(f"keyframes.{drawn.mode}"),
-        has_audio_B=torch.tensor([float(store.rows[clip_id].has_audio) for clip_id in drawn.clip_ids]),
-        mode=drawn.mode,
+        mode=cast(Mode, drawn.mode),
+        video_BCFHW=torch.stack([store.read(row, "video") for row in rows]),
+        audio_BSCT=torch.stack([store.read(row, "audio") for row in rows]),
+        has_audio_B=torch.tensor([float(row.has_audio) for row in rows]),
+        conditions={name: torch.stack([arrays[name] for arrays in given]) for name in given[0]},
+        frame_rate=rows[0].frame_rate,
     )
 
 
@@ -113,7 +110,7 @@ class SupervisedFineTuning(lightning.LightningModule):
         loss = video + audio
         if not bool(torch.isfinite(loss)):
             raise RuntimeError(
-                f"step {drawn.step}: loss is {loss.item()} on clips {', '.join(drawn.clip_ids)}; lower learning_rate"
+                f"step {drawn.step}: loss is {loss.item()} on clips {', '.join(drawn.entries)}; lower learning_rate"
             )
         self.curve.append(
             {

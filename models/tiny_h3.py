@@ -37,6 +37,8 @@ HOP_LENGTH = 200
 """Sound samples a latent: 8 kHz at the released 40 latents a second."""
 VIDEO_SHIFT, AUDIO_SHIFT = 12.0, 3.0
 """Noise shifts of the released scheduler pair."""
+CANVAS = {"canvas_short_edge": 32, "canvas_max_pixels": 32 * 56, "reference_image_short_edge": 64}
+"""Sizes that references are brought to, px, where the released model has 768, 768 * 1344 and 2048."""
 TEXT_WIDTH = 32
 CONDITIONER_LAYERS = 51
 """The family reads hidden state 50, so the stack must be deeper than that."""
@@ -76,6 +78,7 @@ def save(parts: dict[str, Any], folder: Path) -> None:
         "_class_name": "MiniMaxH3ModularPipeline",
         "_diffusers_version": "0.42.1",
         "_blocks_class_name": "MiniMaxH3Blocks",
+        **CANVAS,
     }
     for name, (library, kind) in CLASSES.items():
         parts[name].save_pretrained(folder / name)

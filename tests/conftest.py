@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from data.records import Clip, Source
+from data.conditions import KEYFRAMES, Variant
+from data.records import Clip, ClipShape, Source
 
 if TYPE_CHECKING:
-    from data.latents import Arrays
+    from models.families import Arrays, Encoders
 
 
 @pytest.fixture(scope="session")
@@ -101,36 +102,95 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def store_folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Latents by `base`, at 16 px, of six clips: four of one kind (one layout), two of another; the last has no sound."""
-    from data.latents import LatentRow, write_index, write_shard
-    from data.world import scene
-    from models.families import load_family
-    from tasks.encode import conditions_of
+    """Latents by `base`, at 16 px, of six clips: four of one kind (one layout), two of another; the last has no sound.
 
+    Every clip has text in every mode; its references are a picture and a video with sound of another scene.
+    """
+    import torch
+
+    from data.latents import PARTS, SHARED, LatentRow, shard_name, write_index, write_shard
+    from models.families import load_encoders
+
+    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("store")
-    family = load_family(base)
-    clips: dict[str, Arrays] = {}
+    encoders = load_encoders(base)
+    shape = encoders.shape(22 / 24, 16, 16)
+    parts: dict[str, dict[str, Arrays]] = {part: {} for part in PARTS}
     rows: list[LatentRow] = []
     for index in range(6):
-        kind = "bounce" if index < 4 else "speak"
-        seen = scene("base", index, 22 / 24, 24, 16, 8000, kind)
-        video, audio = family.encode_clip(seen.frames_FHWC, seen.waveform_CT)
-        clip_id = f"clip-{index}"
-        conditions = conditions_of(family, seen.caption, seen.frames_FHWC)
-        clips[clip_id] = {"video": video.numpy(), "audio": audio.numpy(), **conditions}
+        entry, has_audio = f"clip-{index}@small", index != 5
+        given = encoded(encoders, shape, index, "bounce" if index < 4 else "speak")
+        for part, arrays in given.items():
+            parts[part][entry] = arrays
+        sizes = {name: tuple(array.shape) for arrays in given.values() for name, array in arrays.items()}
+        uncaptioned = {"text/t2va-uncaptioned/rows": (1, 32)}
+        variants = (*VARIANTS, *(("a2v", "v2a") if has_audio else ()))
+        layouts = [layout_of(encoders, shape, variant, sizes | uncaptioned) for variant in variants]
         rows.append(
             LatentRow(
-                clip_id=clip_id,
-                source_id=clip_id,
+                entry=entry,
+                clip_id=f"clip-{index}",
+                source_id=f"clip-{index}",
                 split="train",
                 group="base" if index < 2 else "new",
-                has_audio=index != 5,
-                shard="shard.safetensors",
-                modes="fl2va,fl2va_first,t2va",
-                layout=str(len(conditions["text.t2va"])),
-                num_tokens=len(conditions["text.fl2va"]),
+                canvas="small",
+                has_audio=has_audio,
+                variants=variants,
+                layouts=tuple(key for key, _ in layouts),
+                num_tokens=tuple(count for _, count in layouts),
+                shard="00000",
+                keys=tuple(f"{part} {index}" for part in PARTS),
+                **shape.model_dump(),
             )
         )
-    write_shard(folder / "shard.safetensors", clips)
-    write_index(folder, rows, "f" * 64, {"test": True})
+    for place, part in enumerate(PARTS):
+        keys = {row.entry: row.keys[place] for row in rows}
+        write_shard(folder / shard_name(part, "00000"), parts[part], keys)
+    shared = {f"text/uncaptioned/{name}": array for name, array in encoders.encode_text("t2va", None).items()}
+    write_shard(folder / shard_name("text", SHARED), {SHARED: shared}, {SHARED: "text of nothing"})
+    text_of = {variant: encoders.text_of(variant) for variant in (*VARIANTS, "a2v", "v2a")}
+    write_index(folder, rows, {"family": encoders.name, "text_of": text_of})
     return folder
+
+
+VARIANTS = ("t2va", "fl2va_first", "fl2va_last", "fl2va", "ref2va.0", "t2va-uncaptioned")
+
+
+def encoded(encoders: Encoders, shape: ClipShape, number: int, kind: str) -> dict[str, Arrays]:
+    """Arrays of a scene, by part."""
+    from data.world import scene
+    from models.families import Reference
+
+    seen, other = (scene("base", seed, 22 / 24, 24, 16, 8000, kind) for seed in (number, number + 10))
+    ends = {"first": seen.frames_FHWC[0], "last": seen.frames_FHWC[-1]}
+    references = [Reference("image", other.frames_FHWC[:1]), Reference("video", other.frames_FHWC, other.waveform_CT)]
+    text: Arrays = {}
+    for variant in VARIANTS[:5]:
+        facts = Variant.parse(variant)
+        keyframes = [ends[name] for name in KEYFRAMES.get(facts.mode, ())]
+        shown = references if facts.mode == "ref2va" else []
+        said = encoders.encode_text(facts.mode, seen.caption, keyframes, shown, shape)
+        text |= {f"text/{variant}/{name}": array for name, array in said.items()}
+    return {
+        "picture": {
+            "video": encoders.encode_picture(seen.frames_FHWC[None])[0],
+            **{f"keyframe/{name}": encoders.encode_keyframe(frame) for name, frame in ends.items()},
+        },
+        "sound": {"audio": encoders.encode_sound(seen.waveform_CT[None], shape)[0]},
+        "text": text,
+        "references": {
+            f"references/0/{name}": array for name, array in encoders.encode_references(references, shape).items()
+        },
+    }
+
+
+def layout_of(
+    encoders: Encoders, shape: ClipShape, variant: str, sizes: Mapping[str, tuple[int, ...]]
+) -> tuple[str, int]:
+    """Layout of a variant, from the sizes of all arrays of its clip."""
+    mode, said = Variant.parse(variant).mode, "t2va" if variant in {"a2v", "v2a"} else variant
+    conditions = {"text/rows": sizes[f"text/{said}/rows"]}
+    if mode == "ref2va":
+        names = (name for name in sizes if name.startswith("references/0/"))
+        conditions |= {name.replace("references/0/", "references/"): sizes[name] for name in names}
+    return encoders.layout(shape, mode, conditions)

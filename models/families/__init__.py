@@ -175,13 +175,16 @@ class Family(Protocol):
     """One model family, loaded to train or generate."""
 
     name: str
-    encoders: Encoders
-    """Loaded when first used: training from a latent store never does."""
     transformer: torch.nn.Module
     lora_targets: str
     """Regular expression of the modules an adapter is put on."""
     text_side: str
     """Regular expression of the parameters that take the text in, for stages that freeze them."""
+
+    @property
+    def encoders(self) -> Encoders:
+        """Loaded when first used: training from a latent store never does."""
+        ...
 
     def losses(self, batch: Batch, draw: Draw) -> Losses:
         """One forward pass of the training objective."""
