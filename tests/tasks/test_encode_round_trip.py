@@ -59,10 +59,10 @@ def bright(seconds: float, begins_s: float) -> int:
 
 
 def click(seconds: NDArray[np.float64], begins_s: float) -> NDArray[np.float32]:
-    """A struck tone that begins with the flash."""
+    """A struck chord that begins with the flash."""
     since = seconds - begins_s
-    tone = 0.7 * np.sin(2 * np.pi * 523 * since) * np.exp(-since.clip(0) / 0.04)
-    return np.where((since >= 0) & (since < 0.15), tone, 0).astype(np.float32)
+    tone = sum(np.sin(2 * np.pi * hz * since) for hz in (262, 330, 392)) / 4 * np.exp(-since.clip(0) / 0.1)
+    return np.where((since >= 0) & (since < 0.4), tone, 0).astype(np.float32)
 
 
 def film_at(path: Path, film: Film) -> None:
@@ -150,7 +150,7 @@ def test_a_clip_comes_back_as_the_autoencoders_would_bring_the_ideal_one(pair: t
     assert error_db(found.frames_FHWC, clip.frames_FHWC) <= error_db(own.frames_FHWC, clip.frames_FHWC) + 0.5
     for side in range(2):
         assert abs(lag_s(own.waveform_CT[side], found.waveform_CT[side], 8000)) <= MAX_SKEW_S
-        allowed = error_db(own.waveform_CT[side], clip.waveform_CT[side]) + 1.5  # the films are lossy
+        allowed = error_db(own.waveform_CT[side], clip.waveform_CT[side]) + 3  # sound was coded with loss, and the tiny autoencoder is touchy
         assert error_db(found.waveform_CT[side], clip.waveform_CT[side]) <= allowed
     loud = [np.abs(media.waveform_CT).max(axis=1) for media in (own, found)]
     np.testing.assert_allclose(loud[1], loud[0], rtol=0.2)
