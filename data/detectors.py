@@ -77,7 +77,7 @@ def looked_at(clip: Clip, source: Source) -> NDArray[np.uint8]:
         height=max(1, round(source.height * scale)),
         width=max(1, round(source.width * scale)),
     )
-    return read_pictures(local(clip.path), clip.start_s, clip.end_s, shape)[0]
+    return read_pictures(local(clip.path), clip.start_s, clip.end_s, [shape])[0][0]
 
 
 def heard(clip: Clip) -> NDArray[np.float32]:

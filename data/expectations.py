@@ -45,7 +45,7 @@ from data.rules import has_sound, is_hdr, sound_span
 if TYPE_CHECKING:
     from data.latents import LatentRow
 
-VERSION = 2
+VERSION = 3
 """Of the suites below; raise it when an expectation is added, removed or made stricter."""
 SOUND_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 88200, 96000, 176400, 192000)
 """Rates that recorders and codecs use, Hz; 0 is no sound."""
@@ -265,7 +265,7 @@ SHARED = {"splits_of_source": "source_id", "splits_of_cluster": "cluster", "spli
 
 
 class LatentFacts(NamedTuple):
-    """What `encode` measures of the arrays of one clip."""
+    """What `encode` measures of the arrays of one entry."""
 
     finite: bool
     """No NaN and no infinity in any array."""
@@ -280,7 +280,7 @@ def latents_suite(dtypes: Sequence[str] = ("float32", "bfloat16", "float16")) ->
     """On the index of a latent store, joined with the clips it should hold."""
     return (
         must("any_latent", ROWS, "nothing to train on", min_value=1),
-        must("one_row_a_latent", UNIQUE, "ids join the tables", column="clip_id"),
+        must("one_row_an_entry", UNIQUE, "entries join the tables", column="entry"),
         must("all_encoded", IN_SET, "a clip without latents is lost", column="encoded", **TRUE),
         must("no_strangers", IN_SET, "latents of clips that are gone", column="known", **TRUE),
         must("latent_finite", IN_SET, "NaN spreads through training", column="finite", **TRUE),
@@ -289,8 +289,8 @@ def latents_suite(dtypes: Sequence[str] = ("float32", "bfloat16", "float16")) ->
         must("sound_agrees", IN_SET, "the loss is masked by it", column="sound_agrees", **TRUE),
         must("source_agrees", IN_SET, "lineage rests on it", column="source_agrees", **TRUE),
         must("split_known", IN_SET, "leakage", column="split", value_set=[*SPLITS]),
-        must("shard_named", MATCH, "it is read by name", column="shard", regex=r"^[\w.-]+\.safetensors$"),
-        must("modes_encoded", LENGTH, "conditions are drawn from them", column="modes", min_value=1),
+        must("shard_numbered", MATCH, "it is read by its number", column="shard", regex=r"^\d{5,}$"),
+        must("variants_encoded", LENGTH, "conditions are drawn from them", column="variants", min_value=1),
         must("tokens_counted", BETWEEN, "batches are planned by them", column="num_tokens", min_value=1),
     )
 
@@ -298,16 +298,27 @@ def latents_suite(dtypes: Sequence[str] = ("float32", "bfloat16", "float16")) ->
 def latents_frame(
     rows: Iterable[LatentRow], clips: Iterable[Clip], facts: Mapping[str, LatentFacts], place: Path
 ) -> Table:
-    """The index with what was measured, at `place`; clips without latents and latents without clips have rows too."""
-    wanted = {clip.clip_id: clip for clip in clips}
-    index = {row.clip_id: row for row in rows}
-    columns = ("clip_id", "path", "encoded", "known", "finite", "as_planned", "dtype", "sound_agrees", "source_agrees")
-    columns = (*columns, "split", "shard", "modes", "num_tokens")
+    """The index with what was measured, at `place`; clips without latents and latents without clips have rows too.
 
-    def joined(clip_id: str) -> dict[str, Any]:
-        clip, row, fact = wanted.get(clip_id), index.get(clip_id), facts.get(clip_id)
+    Args:
+        rows: Of the index.
+        clips: Those that should be there.
+        facts: What was measured, by entry.
+        place: File of the table.
+    """
+    wanted = {clip.clip_id: clip for clip in clips}
+    index = {row.entry: row for row in rows}
+    absent = sorted(wanted.keys() - {row.clip_id for row in index.values()})
+    columns = ("entry", "clip_id", "path", "encoded", "known", "finite", "as_planned", "dtype", "sound_agrees")
+    columns = (*columns, "source_agrees", "split", "shard", "variants", "num_tokens")
+
+    def joined(entry: str) -> dict[str, Any]:
+        row, fact = index.get(entry), facts.get(entry)
+        clip_id = row.clip_id if row else entry
+        clip = wanted.get(clip_id)
         heard = [item.has_audio for item in (clip, row, fact) if item is not None]
         return {
+            "entry": entry,
             "clip_id": clip_id,
             "path": clip.path if clip else "",
             "encoded": row is not None,
@@ -319,8 +330,8 @@ def latents_frame(
             "source_agrees": clip.source_id == row.source_id if clip and row else None,
             "split": row.split if row else None,
             "shard": row.shard if row else None,
-            "modes": row.modes if row else None,
-            "num_tokens": row.num_tokens if row else None,
+            "variants": ",".join(row.variants) if row else None,
+            "num_tokens": min(row.num_tokens) if row else None,
         }
 
-    return Table(place, columns, map(joined, sorted({*wanted, *index})))
+    return Table(place, columns, map(joined, [*sorted(index), *absent]))

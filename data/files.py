@@ -118,8 +118,15 @@ def sweep(path: Path) -> None:
 
 
 def _started_s(process: int) -> float:
-    """When a process began, s since 1970: numbers are given again, so a number alone does not tell who lives."""
-    return psutil.Process(process).create_time()
+    """When a process began, s since 1970: numbers are given again, so a number alone does not tell who lives.
+
+    Raises:
+        psutil.Error: there is no such process, or it has ended and nobody has asked how: it writes no more.
+    """
+    found = psutil.Process(process)
+    if found.status() == psutil.STATUS_ZOMBIE:
+        raise psutil.ZombieProcess(process)
+    return found.create_time()
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import pyarrow as arrow
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -106,7 +106,9 @@ def write_shard(path: Path, entries: Mapping[str, Mapping[str, Tensor]], keys: M
     """Write one part of some entries as one safetensors file; its header holds their keys and every checksum."""
     import safetensors.torch
 
-    flat = {f"{entry}/{name}": array.contiguous() for entry, arrays in entries.items() for name, array in arrays.items()}
+    flat = {
+        f"{entry}/{name}": array.contiguous() for entry, arrays in entries.items() for name, array in arrays.items()
+    }
     header = {"keys": dict(keys), "sums": {name: checksum(array) for name, array in flat.items()}}
     with whole(path) as temporary:
         safetensors.torch.save_file(flat, temporary, {HEADER: json.dumps(header, sort_keys=True)})
@@ -138,7 +140,7 @@ class LatentIndex:
     def __init__(self, path: Path) -> None:
         try:
             self.table = cast(Any, pq.read_table(path, memory_map=True))  # columns in the order of LatentRow
-        except (arrow.ArrowInvalid, OSError) as error:
+        except (cast("type[Exception]", pa.ArrowInvalid), OSError) as error:
             raise Broken(f"latent index {path} cannot be read: {str(error).splitlines()[0]}") from error
         missing = set(LatentRow.model_fields) - set(self.table.column_names)
         if missing:
@@ -201,7 +203,9 @@ class LatentStore:
             self.fingerprint: str = self.record["fingerprint"]
             self.text_of: dict[str, str] = self.record["text_of"]
         except (ValueError, KeyError) as error:
-            raise Broken(f"{folder}/{RECORD} is damaged or of another version; run `soundstage encode` again") from error
+            raise Broken(
+                f"{folder}/{RECORD} is damaged or of another version; run `soundstage encode` again"
+            ) from error
         self.index = LatentIndex(self._fetched(INDEX))
         self._open: OrderedDict[str, _Shard] = OrderedDict()
         if not is_remote(self.folder):

@@ -115,23 +115,28 @@ def first_frame_s(path: Path) -> float:
     raise Unreadable("holds no frame that decodes")
 
 
-def read_pictures(path: Path, start_s: float, end_s: float | None, shape: ClipShape) -> tuple[NDArray[np.uint8], float]:
-    """Frames of `shape`, and the container time of the first shown frame.
+def read_pictures(
+    path: Path, start_s: float, end_s: float | None, shapes: Sequence[ClipShape]
+) -> tuple[list[NDArray[np.uint8]], float]:
+    """Frames of each shape in one decoding pass, and the container time of the first shown frame.
+
+    The shapes share one frame rate: they differ in size and length alone.
 
     Raises:
         Unreadable: the file does not decode, or shows no frame in the span.
     """
     try:
-        return _pictures(path, start_s, end_s, shape, may_seek=start_s > 0)
+        return _pictures(path, start_s, end_s, shapes, may_seek=start_s > 0)
     except Unreadable:
         if start_s <= 0:
             raise
-    return _pictures(path, start_s, end_s, shape, may_seek=False)  # the index may be what is wrong
+    return _pictures(path, start_s, end_s, shapes, may_seek=False)  # the index may be what is wrong
 
 
 def _pictures(
-    path: Path, start_s: float, end_s: float | None, shape: ClipShape, *, may_seek: bool
-) -> tuple[NDArray[np.uint8], float]:
+    path: Path, start_s: float, end_s: float | None, shapes: Sequence[ClipShape], *, may_seek: bool
+) -> tuple[list[NDArray[np.uint8]], float]:
+    (frame_rate,) = {shape.frame_rate for shape in shapes}
     with opened(path) as container:
         stream = picture_stream(container)
         clock = PictureClock(stream)
@@ -139,16 +144,29 @@ def _pictures(
         if first is None:
             raise Unreadable("holds no frame that decodes")
         origin_s = clock.seconds(first)
-        brush = painter(stream, first, shape.height, shape.width)
+        canvases = [_Canvas(painter(stream, first, shape.height, shape.width), shape.num_frames) for shape in shapes]
         sought = may_seek and seek(container, stream, origin_s + start_s)
         later = _timed(frames_of(container, stream, begun=not sought), clock, origin_s, sought=sought)
         timed = later if sought else itertools.chain([(0.0, first)], later)
-        times = [start_s + index / shape.frame_rate for index in range(shape.num_frames)]
+        times = [start_s + index / frame_rate for index in range(max(shape.num_frames for shape in shapes))]
         limit_s = math.inf if end_s is None else end_s - clock.tolerance_s
-        frames = _on_grid(timed, times, limit_s, clock.tolerance_s, brush, may_start_late=not sought)
-    if frames is None:
+        shown = _on_grid(timed, times, limit_s, clock.tolerance_s, canvases, may_start_late=not sought)
+    if not shown:
         raise Unreadable(f"shows no frame at {start_s:g} s")
-    return frames, origin_s
+    return [canvas.frames_FHWC for canvas in canvases], origin_s
+
+
+class _Canvas:
+    """The frames of one shape, as they are filled."""
+
+    def __init__(self, brush: Painter, num_frames: int) -> None:
+        self._brush = brush
+        self.frames_FHWC = np.empty((num_frames, brush.height, brush.width, 3), np.uint8)
+
+    def fill(self, frame: VideoFrame, start: int, stop: int) -> None:
+        """Show a frame from index `start` until before `stop`."""
+        if start < min(stop, len(self.frames_FHWC)):
+            self.frames_FHWC[start:stop] = self._brush.paint(frame)
 
 
 def _timed(
@@ -170,27 +188,28 @@ def _on_grid(
     times: Sequence[float],
     limit_s: float,
     tolerance_s: float,
-    brush: Painter,
+    canvases: Sequence[_Canvas],
     *,
     may_start_late: bool,
-) -> NDArray[np.uint8] | None:
-    """The frame on screen at each of `times`, (F, H, W, 3); None where the first decoded frame is already later."""
-    result = np.empty((len(times), brush.height, brush.width, 3), np.uint8)
+) -> bool:
+    """Fill each canvas with what is on screen at each of `times`; False where the first decoded frame is later."""
     shown: VideoFrame | None = None
     filled = 0
     for seconds, frame in timed:
         if seconds >= limit_s and shown is not None:
             break
         if shown is None and not may_start_late and seconds > times[0] + tolerance_s:
-            return None
+            return False
         ready = sum(1 for time in times[filled:] if time + tolerance_s < seconds) if shown is not None else 0
         if shown is not None and ready:
-            result[filled : filled + ready] = brush.paint(shown)
+            for canvas in canvases:
+                canvas.fill(shown, filled, filled + ready)
             filled += ready
         if filled == len(times):
-            return result
+            return True
         shown = frame
     if shown is None:
-        return None
-    result[filled:] = brush.paint(shown)
-    return result
+        return False
+    for canvas in canvases:
+        canvas.fill(shown, filled, len(times))
+    return True

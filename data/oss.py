@@ -66,6 +66,12 @@ class Oss:
         with self._translated():
             bucket.get_object_to_file(key, target)
 
+    def put_file(self, source: str, name: str) -> None:
+        """Upload a file; the library compares its checksum."""
+        bucket, key = self._at(name)
+        with self._translated():
+            bucket.put_object_from_file(key, source)
+
     def cat_file(self, name: str) -> bytes:
         """The content of a small object."""
         bucket, key = self._at(name)

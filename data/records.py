@@ -313,8 +313,10 @@ class Verdict(Frozen):
 
 
 class Canvas(Frozen):
-    """A size that clips are encoded at. Every clip is encoded once a canvas, in the nearest of its aspects and the
-    longest of its durations that the clip fills; rates and grids are the family's, so none can be wrong here."""
+    """A size that clips are encoded at, each in the nearest of its aspects and the longest of its durations it fills.
+
+    Rates and grids are the family's, so none can be wrong here.
+    """
 
     area_px: int = Field(gt=0)
     """Picture area to stay near, px; both sides are rounded to the family's multiple."""
@@ -322,6 +324,8 @@ class Canvas(Frozen):
     """Allowed shapes, width:height; a clip takes the nearest and is cropped to it around the centre."""
     durations_s: tuple[float, ...]
     """Allowed lengths, s; each is rounded down to the family's grid of frames."""
+    max_upscale: float | None = Field(default=None, gt=0)
+    """Clips whose sides would have to grow more than so many times are not encoded here; None takes all."""
 
     @model_validator(mode="after")
     def _can_be_filled(self) -> Canvas:

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import os
 import re
+import shutil
 import sys
 from collections import OrderedDict
 from collections.abc import Generator
@@ -152,6 +153,21 @@ def read(path: str) -> bytes:
     with _explained(path):
         system, name = _system(path)
         return cast(bytes, system.cat_file(name))
+
+
+def send(source: Path, target: str) -> None:
+    """Copy a local file to a path that may be remote; a reader sees all of it or what was there before.
+
+    Raises:
+        Unreadable, Unreachable: as `local`.
+    """
+    if not is_remote(target):
+        with whole(Path(plain(target))) as temporary:
+            shutil.copyfile(source, temporary)
+        return
+    with _explained(target):
+        system, name = _system(target)
+        system.put_file(str(source), name)
 
 
 def make_room(folder: Path, budget_bytes: float) -> None:

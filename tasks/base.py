@@ -137,42 +137,68 @@ def encode_world(config: Config, model: Path, latents: Path) -> None:
     """Encode base scenes into a latent store, as `encode` does with files."""
     from tqdm import tqdm
 
-    from data.latents import LatentRow, fingerprint_of, write_index, write_shard
-    from data.world import scene
-    from models.families import load_family
-    from tasks.encode import conditions_of
+    from data.latents import PARTS, LatentRow, shard_name, write_index, write_shard
+    from models.families import load_encoders
 
-    family, shape = load_family(model), config.shape
-    family.check(shape)
-    clips: dict[str, Arrays] = {}
+    encoders, modes = load_encoders(model), ("t2va", "fl2va_first", "fl2va")
+    encoders.check(config.shape)
+    parts: dict[str, dict[str, Arrays]] = {part: {} for part in PARTS[:3]}
     rows: list[LatentRow] = []
     for index in tqdm(range(config.num_clips), desc="encode", unit="clip", disable=None):
-        # Clips are cut from longer sources, so two thirds start in the middle of things, with earlier sounds still ringing.
-        skipped = index % 3
-        seen = scene(
-            "base",
-            TRANSFORMER_SEED + index,
-            float(shape.duration_s * (skipped + 1)),
-            shape.frame_rate,
-            3 * shape.height,
-            shape.sample_rate_hz,
-        )
-        frames = shrink(seen.frames_FHWC[-shape.num_frames :])
-        video, audio = family.encode_clip(frames, seen.waveform_CT[:, -shape.num_samples :])
-        clip_id = f"base-{index:05d}"
-        clips[clip_id] = {"video": video.numpy(), "audio": audio.numpy(), **conditions_of(family, seen.caption, frames)}
-        length = len(clips[clip_id]["text.t2va"])
+        caption, frames, waveform = base_clip(config.shape, index)
+        entry = f"base-{index:05d}@tiny"
+        latents_of, text = encoded(encoders, config.shape, caption, frames, waveform, modes)
+        for part, arrays in latents_of.items():
+            parts[part][entry] = arrays
+        laid = [encoders.layout(config.shape, mode, {name: array.shape for name, array in text[mode].items()}) for mode in modes]
         rows.append(
             LatentRow(
-                clip_id=clip_id, source_id=clip_id, split="train", group="base", has_audio=True,
-                shard="shard.safetensors", modes="fl2va,fl2va_first,t2va", layout=str(length), num_tokens=length,
+                entry=entry, clip_id=entry[:-5], source_id=entry[:-5], split="train", group="base", canvas="tiny",
+                has_audio=True, **config.shape.model_dump(), variants=modes, layouts=tuple(key for key, _ in laid),
+                num_tokens=tuple(num for _, num in laid), shard="00000", keys=("", "", "", ""),
             )
         )  # fmt: skip
     with whole(latents) as temporary:
         temporary.mkdir()
-        write_shard(temporary / "shard.safetensors", clips)
-        parts = {"model": sha256(model), "num_clips": config.num_clips}
-        write_index(temporary, rows, fingerprint_of(parts), parts)
+        for part, entries in parts.items():
+            write_shard(temporary / shard_name(part, "00000"), entries, dict.fromkeys(entries, ""))
+        record = {"model": sha256(model), "num_clips": config.num_clips, "text_of": {mode: mode for mode in modes}}
+        write_index(temporary, rows, record)
+
+
+def base_clip(shape: ClipShape, index: int) -> tuple[str, Frames, Waveform]:
+    """Caption, frames and sound of a base scene.
+
+    Clips are cut from longer sources, so two thirds start in the middle of things, with earlier sounds still ringing.
+    """
+    from data.world import scene
+
+    length_s = float(shape.duration_s * (index % 3 + 1))
+    seen = scene("base", TRANSFORMER_SEED + index, length_s, shape.frame_rate, 3 * shape.height, shape.sample_rate_hz)
+    return seen.caption, shrink(seen.frames_FHWC[-shape.num_frames :]), seen.waveform_CT[:, -shape.num_samples :]
+
+
+def encoded(
+    encoders: Encoders, shape: ClipShape, caption: str, frames_FHWC: Frames, waveform_CT: Waveform, modes: Sequence[Mode]
+) -> tuple[dict[str, Arrays], dict[str, Arrays]]:
+    """Arrays of a clip by part of the store, and what the model is given of it by mode."""
+    from data.conditions import KEYFRAMES
+
+    ends = {"first": frames_FHWC[0], "last": frames_FHWC[-1]}
+    keyframes = {f"keyframe/{name}": encoders.encode_keyframe(frame) for name, frame in ends.items()}
+    parts: dict[str, Arrays] = {
+        "picture": {"video": encoders.encode_picture(frames_FHWC[None])[0], **keyframes},
+        "sound": {"audio": encoders.encode_sound(waveform_CT[None], shape)[0]},
+        "text": {},
+    }
+    given: dict[str, Arrays] = {}
+    for mode in modes:
+        names = KEYFRAMES.get(mode, ())
+        text = encoders.encode_text(mode, caption, [ends[name] for name in names])
+        parts["text"] |= {f"text/{mode}/{name}": array for name, array in text.items()}
+        own = {f"keyframe/{name}": keyframes[f"keyframe/{name}"] for name in names}
+        given[mode] = {f"text/{name}": array for name, array in text.items()} | own
+    return parts, given
 
 
 def shrink(frames_FHWC: Frames) -> Frames:

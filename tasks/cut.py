@@ -297,6 +297,8 @@ def described(source: Source, span: Window, found: Measurement, strict: Sequence
         licence=source.licence,
         start_s=start_s,
         end_s=end_s,
+        width=source.width,
+        height=source.height,
         boundary_reason=span.reason,
         boundary_score=span.score,
         residual_cuts=sum(start_s + config.margin_s < at < end_s - config.margin_s for at in strict),

@@ -1,29 +1,30 @@
 """Encode every clip once into latents and projected text, for all conditioning modes.
 
-example: soundstage encode clips_per_shard=16
+Only what is missing is encoded: a part of a clip is made again when its content, a setting, the weights or the code
+that decide it have changed, and never because a file was moved or a caption beside it was edited.
+
+example: soundstage encode 'modes=[t2va,fl2va]' accelerator=cuda num_workers=1 num_readers=8 dtype=bfloat16
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
-from tqdm import tqdm
+from pydantic import Field, model_validator
 
-from data.files import Holds, link_or_copy, read_records, remove, sha256, whole
-from data.records import Clip, ClipShape, Frozen
-from data.workers import Lost, map_isolated
+from data.conditions import Mode
+from data.files import Holds, link_or_copy, read_records, remove, whole, write_records
+from data.records import Canvas, Clip, DataRefused, Frozen, Reject
+from data.references import References
 
 if TYPE_CHECKING:
-    from data.expectations import LatentFacts
-    from data.latents import Arrays, LatentRow
-    from models.families import Family, Frames
-
-CODE_VERSION = 2
-"""Raise when the same inputs would encode to other bytes, so that old stores are refused."""
+    from data.latents import LatentRow
+    from models.families import Encoders
+    from tasks.packing import Settings
 
 
 class Config(Frozen):
@@ -31,214 +32,159 @@ class Config(Frozen):
 
     splits: Path
     """Folder of `train`, `val` and `test` tables that `split` wrote."""
+    accepted: Path
+    """Table of accepted files, for the references that clips name."""
     base: Path
-    """Model whose autoencoders and text side encode, a diffusers folder."""
+    """Model whose autoencoders and text side encode, a diffusers folder of MiniMax-H3 or LTX-2."""
     latents: Annotated[Path, Holds(("index.parquet", "fingerprint.json"))]
     """Where the latent store goes."""
+    rejects: Path
+    """Where the clips that cannot be encoded go, with reasons."""
     expectations: Path
     """JSON of what every expectation on the latents found."""
     docs: Annotated[Path, Holds(("index.html",), below="latents")]
     """Folder of Great Expectations' pages; the latents' are in `latents/`."""
-    shape: ClipShape
-    """What one clip is: frames, rate, size, sound rate."""
+    canvases: dict[str, Canvas]
+    """Sizes that every clip is encoded at, by a name that stages choose them by; frame and sample rate are the family's."""
+    modes: tuple[Mode, ...] = ("t2va", "fl2va_first", "fl2va")
+    """Conditioning modes to encode for; stages draw from these."""
+    uncaptioned: bool = False
+    """Encode every mode without its caption too, for stages with `caption_dropout`."""
+    references: References = References()
+    """What is drawn for `ref2va` where the user gave no references."""
+    posterior: Literal["mode", "sample"] = "mode"
+    """Of the autoencoders: the most likely latents, or a draw by a fixed seed."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision that latents and text are stored in; bfloat16 halves the store."""
     num_workers: int = Field(default=2, gt=0)
-    """Processes that encode, each with the encoders in its own memory; the result does not depend on it."""
-    max_shard_s: float = Field(default=3600, gt=0)
-    """Longest time for one shard, s."""
+    """Processes that encode, each with the encoders in its own memory; the result does not depend on it. 1 a device."""
+    num_readers: int = Field(default=2, gt=0)
+    """Threads of each process that decode the next clips meanwhile; as many clips lie decoded in memory, and one more."""
+    batch_size: int = Field(default=1, gt=0)
+    """Clips of equal shape that the autoencoders take at once, which is also what a killed process does again at most."""
+    max_clip_s: float = Field(default=600, gt=0)
+    """Longest time for one clip, s."""
+    max_hours: float | None = Field(default=None, gt=0)
+    """Refuse to go on where the whole would take longer, h; None is no limit."""
     clips_per_shard: int = Field(default=32, gt=0)
-    """Clips of one safetensors shard, which is also what a killed run does again at most."""
+    """Clips of a safetensors shard, about; aim at tens to hundreds of MB."""
     accelerator: str = "cpu"
     """Torch device that encodes, e.g. `cuda`."""
     work: Path = Path("data/store/work/encode")
-    """Finished shards of an interrupted run, by fingerprint."""
+    """Parts and shards of this run and the last, by content; they share their bytes with the store where links can."""
+
+    @model_validator(mode="after")
+    def _has_something_to_do(self) -> Config:
+        if not self.canvases or not self.modes:
+            raise ValueError("canvases and modes: name at least one of each")
+        if odd := [name for name in self.canvases if not name.replace("_", "").replace("-", "").isalnum()]:
+            raise ValueError(f"canvases: {odd[0]!r} is no name; use letters, digits, - and _")
+        return self
+
+    @property
+    def settings(self) -> Settings:
+        """What the processes that encode need to know."""
+        from tasks.packing import Settings
+
+        names = Settings.model_fields
+        return Settings.model_validate({name: value for name, value in self if name in names})
 
 
 def run(config: Config) -> Path:
     """Write the latent store; returns its folder.
 
     Raises:
-        ValueError: the shape is not on the model's grid.
-        RuntimeError: no model in `base`, or no split.
-        DataRefused: a critical expectation on the latents failed; nothing is written then but the evidence.
+        ValueError: a canvas is below the model's grid, or it has no such mode.
+        RuntimeError: no model in `base`, no split, or too little disk or time.
+        DataRefused: no clip can be encoded, or a critical expectation failed; only the evidence is written then.
     """
-    from data.latents import fingerprint_of, write_index
-    from models.families import load_family
+    from data.latents import PARTS, SHARED, shard_name, write_index
+    from models.families import load_encoders
+    from tasks import indexing
+    from tasks.jobs import jobs_of, lineage_of, shards
+    from tasks.packing import members_of, shard_path
+    from tasks.supply import encode_all
 
     clips = read_splits(config.splits)
-    family = load_family(config.base)
-    family.check(config.shape)
-    parts = {
-        "encoders": {
-            name: sha256(config.base / name) for name in ("vae", "audio_vae", "text_encoder", "tokenizer", "processor")
-        },
-        "shape": config.shape.model_dump(),
-        "posterior": "mode",
-        "dtype": "float32",
-        "code_version": CODE_VERSION,
-        "clips": [[split, clip.clip_id, clip.caption, *other_sound(clip)] for split, clip in clips],
+    encoders = load_encoders(config.base)  # for its grids alone: weights are loaded by the processes that encode
+    check_modes(config, encoders)
+    lineage = lineage_of(config, encoders)
+    jobs, rejects = jobs_of(clips, config, encoders, lineage)
+    if not jobs:
+        refuse(config, rejects, len(clips))
+    parted = list(shards(jobs, config.clips_per_shard))
+    unreadable = encode_all(parted, config, encoders, lineage)
+    rejects += unreadable
+    lost = frozenset(reject.item for reject in unreadable)
+    files = {
+        shard_name(part, f"{number:05d}"): shard_path(config.work, part, members)
+        for number, jobs in enumerate(parted)
+        for part in PARTS
+        if (members := members_of(jobs, part, lost))
     }
-    fingerprint = fingerprint_of(parts)
-    cutting = {"store": fingerprint, "clips_per_shard": config.clips_per_shard, "accelerator": config.accelerator}
-    work = config.work / fingerprint_of(cutting)[:16]  # shards of other sizes bear the same names
-    parts_of = list(shards(clips, config.clips_per_shard))
-    left = [Part(config, work / name, members) for name, members in parts_of if not (work / name).is_file()]
-    with tqdm(total=len(clips), desc="encode", unit="clip", disable=None) as progress:
-        progress.update(len(clips) - sum(len(part.members) for part in left))
-        for index, answer in map_isolated(encode_part, left, config.num_workers, config.max_shard_s):
-            if isinstance(answer, Lost):
-                raise RuntimeError(f"shard {left[index].path.name}: {answer.reason}; lower encode.num_workers")  # noqa: TRY004 # an accident
-            progress.update(len(left[index].members))
-    rows = [row for name, members in parts_of for row in index_rows(work / name, name, members)]
-    judge(config, rows, clips, family.latent_shapes(config.shape), work)
+    if lineage.shared:
+        files[shard_name("text", SHARED)] = shard_path(config.work, "text", [(SHARED, lineage.shared)])
+    splits = {clip.clip_id: split for split, clip in clips}
+    rows, facts = indexing.index_rows(parted, lost, splits, config.settings, encoders, lineage.shared)
+    refused = {reject.item for reject in rejects}
+    indexing.judge(config, rows, [clip for _, clip in clips if clip.clip_id not in refused], facts)
     with whole(config.latents) as temporary:
         temporary.mkdir()
-        for name in {row.shard for row in rows}:
-            link_or_copy(work / name, temporary / name)  # a kill here must not lose the finished shard
-        del parts["clips"]  # the fingerprint covers them; the index lists them
-        write_index(temporary, sorted(rows, key=lambda row: row.clip_id), fingerprint, parts)
-    remove(config.work)
+        for name, path in files.items():
+            link_or_copy(path, temporary / name)  # a kill here must not lose the finished shard
+        write_index(temporary, rows, {**lineage.record, "text_of": indexing.text_of(rows, encoders)})
+    write_records(config.rejects, rejects, Reject)
+    tidy(config.work, {path.stem for path in files.values()})
+    sys.stderr.write(said(config, rows, rejects))
     return config.latents
 
 
-def other_sound(clip: Clip) -> list[str]:
-    """Content of the file that the sound comes from, where it is not the video: the clip's id does not know it."""
-    from data.remote import local
-
-    return [] if clip.sound_path is None else [sha256(local(clip.sound_path))]
-
-
-def judge(
-    config: Config,
-    rows: list[LatentRow],
-    clips: list[tuple[str, Clip]],
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    work: Path,
-) -> None:
-    """Hold the latents against their expectations.
-
-    Raises:
-        DataRefused: a critical one failed.
-    """
-    from data import expectations
-    from tasks import judging
-
-    found, place = facts(rows, shapes, work), work / "asked.sqlite"
-    with expectations.latents_frame(rows, (clip for _, clip in clips), found, place) as table:
-        judging.enforce("latents", table, expectations.latents_suite(), config.expectations, config.docs)
-
-
-def facts(rows: list[LatentRow], shapes: tuple[tuple[int, ...], tuple[int, ...]], work: Path) -> dict[str, LatentFacts]:
-    """What the arrays of every clip really hold, read back from the written shards."""
-    import numpy as np
-    from safetensors import safe_open
-
-    from data.expectations import LatentFacts
-
-    found: dict[str, LatentFacts] = {}
-    for name in sorted({row.shard for row in rows}):
-        with cast(Any, safe_open(work / name, framework="numpy")) as tensors:
-            names = sorted(cast(list[str], tensors.keys()))
-            for row in (row for row in rows if row.shard == name):
-                own = [key for key in names if key.startswith(f"{row.clip_id}/")]
-                arrays = {key.partition("/")[2]: tensors.get_tensor(key) for key in own}
-                floats = [array for key, array in arrays.items() if not key.startswith("tags.")]
-                found[row.clip_id] = LatentFacts(
-                    finite=all(bool(np.isfinite(array).all()) for array in floats),
-                    as_planned=(arrays["video"].shape, arrays["audio"].shape) == shapes,
-                    dtype="/".join(sorted({str(array.dtype) for array in floats})),
-                    has_audio=row.has_audio and bool(arrays["audio"].std() > 0),
-                )
-    return found
-
-
-class Part(NamedTuple):
-    """One shard to write."""
-
-    config: Config
-    path: Path
-    members: list[tuple[str, Clip]]
-
-
-def encode_part(part: Part) -> None:
-    """Encode the clips of one shard and write it; runs in a process of its own, which keeps the encoders loaded."""
-    from data.latents import write_shard
-
-    family = loaded(part.config.base, part.config.accelerator)
-    write_shard(part.path, {clip.clip_id: encode(family, clip, part.config.shape) for _, clip in part.members})
-
-
-@functools.cache
-def loaded(base: Path, device: str) -> Family:
-    """The family, once a process."""
-    from models.families import load_family
-    from models.threads import use_one_thread
-
-    use_one_thread()
-    return load_family(base, device=device)
-
-
 def read_splits(folder: Path) -> list[tuple[str, Clip]]:
-    """Every clip with its split, in the order shards are filled."""
+    """Every clip with its split."""
     return [
-        (name, clip)
-        for name in ("train", "val", "test")
-        for clip in sorted(read_records(folder / f"{name}.parquet", Clip), key=lambda clip: clip.clip_id)
+        (name, clip) for name in ("train", "val", "test") for clip in read_records(folder / f"{name}.parquet", Clip)
     ]
 
 
-def shards(clips: list[tuple[str, Clip]], size: int) -> Iterator[tuple[str, list[tuple[str, Clip]]]]:
-    """Shard names with their clips."""
-    for start in range(0, len(clips), size):
-        yield f"shard-{start // size:05d}.safetensors", clips[start : start + size]
+def check_modes(config: Config, encoders: Encoders) -> None:
+    """Raise ValueError where a mode is asked for that the family does not have."""
+    if missing := [mode for mode in config.modes if mode not in encoders.modes]:
+        raise ValueError(
+            f"encode.modes: {encoders.name} has no {', '.join(missing)}; it has {', '.join(encoders.modes)}"
+        )
 
 
-def encode(family: Family, clip: Clip, shape: ClipShape) -> Arrays:
-    """All arrays of one clip: `video` (C, F, H, W), `audio` (2, C, T), and text, tags and keyframes of each mode."""
-    from data.clips import read
+def refuse(config: Config, rejects: Sequence[Reject], num_clips: int) -> None:
+    """Leave the evidence, and stop.
 
-    frames, waveform = read(clip, shape)
-    video, audio = family.encode_clip(frames, waveform)
-    return {"video": video.numpy(), "audio": audio.numpy(), **conditions_of(family, clip.caption, frames)}
-
-
-def conditions_of(family: Family, caption: str, frames_FHWC: Frames) -> Arrays:
-    """Text, tags and keyframes of every conditioning mode."""
-    first, last = frames_FHWC[0], frames_FHWC[-1]
-    arrays: Arrays = {}
-    for keyframes in ((None, None), (first, None), (first, last)):
-        condition = family.encode_condition(caption, *keyframes)
-        arrays[f"text.{condition.mode}"] = condition.text_SD.numpy()
-        arrays[f"tags.{condition.mode}"] = condition.tags_S.numpy().astype("uint8")
-        arrays[f"keyframes.{condition.mode}"] = condition.keyframes_KCHW.numpy()
-    return arrays
+    Raises:
+        DataRefused: always; the message says what most clips lack.
+    """
+    write_records(config.rejects, rejects, Reject)
+    if not rejects:
+        raise DataRefused(f"{config.splits} holds no clip; run `soundstage split` first")
+    rule, count = Counter(reject.rule for reject in rejects).most_common(1)[0]
+    first = next(reject for reject in rejects if reject.rule == rule)
+    raise DataRefused(
+        f"none of {num_clips} clips can be encoded, {count} by {rule}, first {first.item}: {first.measured}; limit"
+        f" {first.limit}. All are in {config.rejects}"
+    )
 
 
-def index_rows(shard: Path, name: str, members: list[tuple[str, Clip]]) -> list[LatentRow]:
-    """Index rows of a written shard."""
-    from safetensors import safe_open
+def tidy(work: Path, used: set[str]) -> None:
+    """Keep what the store is made of, for the next run to take up, and nothing else."""
+    for name in ("done", "ticks"):
+        remove(work / name)
+    for path in (work / "shards").iterdir():
+        if path.stem not in used:
+            remove(path)
 
-    from data.latents import LatentRow
 
-    rows: list[LatentRow] = []
-    with cast(Any, safe_open(shard, framework="numpy")) as tensors:
-        for split, clip in members:
-            texts = f"{clip.clip_id}/text."
-            modes = sorted(key.removeprefix(texts) for key in cast(list[str], tensors.keys()) if key.startswith(texts))
-            shapes = [tensors.get_slice(f"{clip.clip_id}/{part}").get_shape() for part in ("video", "audio")]
-            lengths = [tensors.get_slice(f"{clip.clip_id}/text.{mode}").get_shape()[0] for mode in modes]
-            layout = "x".join(str(size) for size in (*shapes[0][1:], shapes[1][-1], *lengths))
-            num_tokens = max(lengths) + shapes[0][1] * shapes[0][2] * shapes[0][3] + 2 * shapes[1][-1]
-            rows.append(
-                LatentRow(
-                    clip_id=clip.clip_id,
-                    source_id=clip.source_id,
-                    split=split,
-                    group=clip.group,
-                    has_audio=clip.has_audio,
-                    shard=name,
-                    modes=",".join(modes),
-                    layout=layout,
-                    num_tokens=num_tokens,
-                )
-            )
-    return rows
+def said(config: Config, rows: Sequence[LatentRow], rejects: Sequence[Reject]) -> str:
+    """The last line: what came of it."""
+    num_bytes = sum(path.stat().st_size for path in config.latents.iterdir())
+    num_clips = len({row.clip_id for row in rows})
+    left = f", {len(rejects)} cannot be encoded ({config.rejects})" if rejects else ""
+    sizes = Counter(f"{row.num_frames} frames {row.width}x{row.height}" for row in rows)
+    listed = ", ".join(f"{size} ({count})" for size, count in sorted(sizes.items()))
+    return f"encode: {num_clips} clips, {num_bytes / 1e9:.3g} GB in {config.latents}{left}: {listed}\n"

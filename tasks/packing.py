@@ -1,0 +1,187 @@
+"""Where `encode` puts things until its store is whole: single parts of entries, and the shards made of them.
+
+work/done/PART-KEY.safetensors      one part of one entry, until its shard is written
+work/shards/PART-HASH.safetensors   a shard, named by what it holds, and beside it the facts of its arrays as JSON
+work/ticks                          a line a finished part: how far all processes are
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from data.conditions import NEED_SOUND, Mode, Variant
+from data.files import remove, write_text
+from data.latents import HEADER, PARTS, fingerprint_of, write_shard
+from data.records import Clip, ClipShape, Frozen
+from data.references import Pick
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from data.latents import Arrays
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+ALONE = "_"
+"""Entry under which the one part of a file in `done` is stored: the file's name is its key."""
+
+
+class Settings(Frozen):
+    """What decides how an entry is encoded; every process is given the same."""
+
+    base: Path
+    work: Path
+    modes: tuple[Mode, ...]
+    uncaptioned: bool
+    posterior: Literal["mode", "sample"]
+    dtype: Dtype
+    accelerator: str
+    num_readers: int
+    batch_size: int
+
+
+class Job(NamedTuple):
+    """One entry to encode."""
+
+    entry: str
+    clip: Clip
+    canvas: str
+    shape: ClipShape
+    picks: tuple[tuple[Pick, ...], ...]
+    """Its sets of references."""
+    keys: tuple[str, ...]
+    """Fingerprint of each part, in the order of `PARTS`; empty where it has none."""
+
+    def variants(self, settings: Settings) -> list[Variant]:
+        """Every way in which it can be presented to the model."""
+        modes = [mode for mode in settings.modes if self.clip.has_audio or mode not in NEED_SOUND]
+        said = (True, False) if settings.uncaptioned else (True,)
+        return [
+            Variant(mode, number, captioned)
+            for mode in modes
+            for number in range(len(self.picks) if mode == "ref2va" else 1)
+            for captioned in said
+        ]
+
+
+def done_path(work: Path, part: str, key: str) -> Path:
+    """Where one part of an entry is until its shard is written."""
+    return work / "done" / f"{part}-{key}.safetensors"
+
+
+def shard_path(work: Path, part: str, members: Sequence[tuple[str, str]]) -> Path:
+    """Where the shard of some entries' parts is kept: named by what it holds."""
+    return work / "shards" / f"{part}-{fingerprint_of(members)[:32]}.safetensors"
+
+
+def members_of(jobs: Sequence[Job], part: str, without: frozenset[str] = frozenset()) -> list[tuple[str, str]]:
+    """Entries and keys of one part, less those of clips that turned out unreadable."""
+    place = PARTS.index(part)
+    return [(job.entry, job.keys[place]) for job in jobs if job.keys[place] and job.clip.clip_id not in without]
+
+
+def lacking_of(jobs: Sequence[Job], kept: Mapping[str, object], work: Path) -> set[tuple[str, str]]:
+    """Entries and parts that are in no finished shard and in no file of their own."""
+    return {
+        (job.entry, part)
+        for job in jobs
+        for part, key in zip(PARTS, job.keys, strict=True)
+        if key and key not in kept and not done_path(work, part, key).is_file()
+    }
+
+
+def kept_parts(work: Path) -> dict[str, tuple[str, str]]:
+    """What the finished shards of earlier runs hold: file and entry, by key; a damaged one holds nothing."""
+    found: dict[str, tuple[str, str]] = {}
+    for path in sorted((work / "shards").glob("*.safetensors")):
+        header = header_of(path)
+        if header is None or not path.with_suffix(".json").is_file():
+            remove(path)
+        else:
+            found |= {key: (str(path), entry) for entry, key in header["keys"].items()}
+    return found
+
+
+def header_of(path: Path) -> dict[str, Any] | None:
+    """What we wrote into a shard's header; None where the file is damaged."""
+    from safetensors import SafetensorError
+
+    try:
+        return cast(dict[str, Any], json.loads(opened(str(path)).metadata()[HEADER]))
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep(settings: Settings, part: str, key: str, arrays: Mapping[str, Tensor]) -> None:
+    """Put one part of an entry away, in the store's precision, and count its bytes."""
+    stored = {name: in_precision(array, settings.dtype) for name, array in arrays.items()}
+    write_shard(done_path(settings.work, part, key), {ALONE: stored}, {ALONE: key})
+    num_bytes = sum(array.numel() * array.element_size() for array in stored.values())
+    with (settings.work / "ticks").open("ab", buffering=0) as stream:  # one write each: lines of processes never mix
+        stream.write(f"{part} {num_bytes}\n".encode())
+
+
+def in_precision(array: Tensor, dtype: Dtype) -> Tensor:
+    """An array on the CPU; floats in the store's precision, tags and masks as they are."""
+    import torch
+
+    plain = array.detach().cpu()
+    return (plain.to(getattr(torch, dtype)) if plain.is_floating_point() else plain).contiguous()
+
+
+def pack(work: Path, part: str, members: Sequence[tuple[str, str]], kept: Mapping[str, tuple[str, str]]) -> None:
+    """Write one part of a shard, if there is anything of it, and beside it what was found when it was read back.
+
+    Args:
+        work: Folder of everything unfinished.
+        part: Of the store.
+        members: Entries with their keys.
+        kept: Parts that finished shards hold: file and entry, by key.
+    """
+    path = shard_path(work, part, members)
+    if not members or (path.is_file() and path.with_suffix(".json").is_file()):
+        return
+    entries: dict[str, Arrays] = {}
+    for entry, key in members:
+        own = done_path(work, part, key)
+        entries[entry] = arrays_of(*((str(own), ALONE) if own.is_file() else kept[key]))
+    write_shard(path, entries, dict(members))
+    write_text(path.with_suffix(".json"), json.dumps(facts_of(path), sort_keys=True))
+
+
+@functools.lru_cache(maxsize=64)
+def opened(path: str) -> Any:
+    """A shard, mapped."""
+    from safetensors import safe_open
+
+    return cast(Any, safe_open(path, framework="pt"))
+
+
+def arrays_of(path: str, entry: str) -> Arrays:
+    """All arrays of one entry in a shard."""
+    file = opened(path)
+    return {
+        key.partition("/")[2]: file.get_tensor(key) for key in sorted(file.keys()) if key.partition("/")[0] == entry
+    }
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What the arrays of a written shard really hold, by entry: sizes, precision, whether they are finite, and vary."""
+    import torch
+    from safetensors import safe_open
+
+    found: dict[str, Any] = {}
+    with cast(Any, safe_open(path, framework="pt")) as file:
+        for key in sorted(cast(list[str], file.keys())):
+            entry, _, name = key.partition("/")
+            array = cast("Tensor", file.get_tensor(key))
+            fact = found.setdefault(entry, {"sizes": {}, "dtypes": [], "finite": True, "varies": False})
+            fact["sizes"][name] = list(array.shape)
+            if array.is_floating_point():
+                fact["dtypes"] = sorted({*fact["dtypes"], str(array.dtype).removeprefix("torch.")})
+                fact["finite"] = fact["finite"] and bool(torch.isfinite(array).all())
+                fact["varies"] = fact["varies"] or bool(array.float().std(unbiased=False) > 0)
+    return found
