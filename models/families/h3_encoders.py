@@ -271,4 +271,6 @@ def alone(block: Any, base: Path, components: Mapping[str, Any], grid: Grid) -> 
     pipe.__class__ = ShortH3Pipeline
     pipe.grid = grid
     pipe.update_components(**{name: part for name, part in components.items() if name in pipe.component_names})
+    for name in ("vae", "audio_vae"):
+        setattr(pipe, name, components[name])  # every block reads the model's sizes and rates off them
     return pipe

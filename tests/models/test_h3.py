@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -12,28 +14,38 @@ import pytest
 import torch
 from diffusers import ModularPipeline
 from diffusers.modular_pipelines import MiniMaxH3Blocks
+from diffusers.modular_pipelines.minimax_h3.references import MiniMaxH3ImageReference, MiniMaxH3VideoReference
 from PIL import Image
 
+from data.conditions import KEYFRAMES, Mode
 from data.latents import LatentStore
 from data.records import ClipShape
 from data.sampler import StepBatch
 from data.world import scene
-from models.families import Family
-from models.families.h3 import ShortH3Pipeline, count_parameters_on_meta
+from models.families import Batch, Condition, Family, Reference, encode_condition, load_family
+from models.families.h3 import PINNED, count_parameters_on_meta
+from models.families.h3_encoders import ShortH3Pipeline
 from models.flow_matching import draw
 from models.sft import read_batch
 
 SHAPE = ClipShape(num_frames=22, frame_rate=24, height=16, width=16, sample_rate_hz=8000)
 SCENE = scene("new", 3, 22 / 24, 24, 16, 8000, "bounce")
+OTHER = scene("new", 4, 22 / 24, 24, 32, 8000, "bounce")
+REFERENCES = (
+    Reference("image", OTHER.frames_FHWC[5:6]),
+    Reference("video", OTHER.frames_FHWC, OTHER.waveform_CT),
+)
 
 
-def stock(base: Path, mode: str, **given: Any) -> tuple[np.ndarray, np.ndarray]:
+def stock(base: Path, mode: Mode, **given: Any) -> tuple[np.ndarray, np.ndarray]:
     """Generate with the pipeline diffusers ships, only its 5 s floor lowered."""
     loaded = cast(Any, ModularPipeline).from_pretrained(str(base))
     loaded.load_components(pretrained_model_name_or_path=str(base), dtype=torch.float32)
-    pipe = cast(Any, MiniMaxH3Blocks()).get_workflow(mode).init_pipeline()
+    workflow = mode.split("_", maxsplit=1)[0]
+    pipe = cast(Any, MiniMaxH3Blocks()).get_workflow(workflow).init_pipeline(str(base))
     pipe.__class__ = ShortH3Pipeline
-    pipe.update_components(**{name: part for name, part in loaded.components.items() if name in pipe.component_names})
+    parts = {**loaded.components, "transformer_ref": loaded.components["transformer"]}
+    pipe.update_components(**{name: part for name, part in parts.items() if name in pipe.component_names})
     pipe.set_progress_bar_config(disable=True)
     state = pipe(
         num_frames=22, height=16, width=16, num_inference_steps=4, generator=torch.Generator().manual_seed(11),
@@ -43,56 +55,170 @@ def stock(base: Path, mode: str, **given: Any) -> tuple[np.ndarray, np.ndarray]:
     return frames, state.get("audio")[0].numpy()
 
 
-@pytest.mark.parametrize("mode", ["t2va", "fl2va_first", "fl2va"])
-def test_generation_equals_the_stock_pipeline(base: Path, family: Family, mode: str) -> None:
-    first = SCENE.frames_FHWC[0] if mode != "t2va" else None
-    last = SCENE.frames_FHWC[-1] if mode == "fl2va" else None
-    named = {"image": first, "last_image": last}
-    given = {name: Image.fromarray(frame) for name, frame in named.items() if frame is not None}
-    frames, sound = stock(base, mode.split("_", maxsplit=1)[0], prompt=SCENE.caption, **given)
-    condition = family.encode_condition(SCENE.caption, first, last)
-    ours = family.decode(*family.generate(condition, SHAPE, seed=11, num_inference_steps=4), SHAPE)
+def condition_of(family: Family, mode: Mode) -> Condition:
+    """What the scene's generation is given in a mode."""
+    ends = {"first": SCENE.frames_FHWC[0], "last": SCENE.frames_FHWC[-1]}
+    given = {name: ends[name] for name in KEYFRAMES.get(mode, ())}
+    references = REFERENCES if mode == "ref2va" else ()
+    condition = encode_condition(family.encoders, SCENE.caption, **given, references=references, shape=SHAPE)
     assert condition.mode == mode
+    return condition
+
+
+@pytest.mark.parametrize("mode", ["t2va", "fl2va_first", "fl2va_last", "fl2va", "ref2va"])
+def test_generation_equals_the_stock_pipeline(base: Path, family: Family, mode: Mode) -> None:
+    named = {"first": ("image", 0), "last": ("last_image", -1)}
+    ends = [named[name] for name in KEYFRAMES.get(mode, ())]
+    given: dict[str, Any] = {name: Image.fromarray(SCENE.frames_FHWC[place]) for name, place in ends}
+    if mode == "ref2va":
+        assert REFERENCES[0].frames_FHWC is not None
+        seen, heard = OTHER.frames_FHWC, torch.from_numpy(OTHER.waveform_CT)
+        given = {"references": [MiniMaxH3ImageReference(Image.fromarray(seen[5])), MiniMaxH3VideoReference(seen, 24.0, heard)]}
+    frames, sound = stock(base, mode, prompt=SCENE.caption, **given)
+    made = family.generate(condition_of(family, mode), SHAPE, seed=11, num_inference_steps=4)
+    ours = family.encoders.decode(*made, SHAPE)
     assert np.abs(ours[0].astype(int) - frames.astype(int)).max() <= 1
     np.testing.assert_allclose(ours[1], np.clip(sound[:, : SHAPE.num_samples], -1, 1), atol=1e-5)
 
 
-def test_generation_repeats_by_seed_and_follows_its_keyframes(family: Family) -> None:
-    condition = family.encode_condition(SCENE.caption, SCENE.frames_FHWC[0], None)
-    other = family.encode_condition(SCENE.caption, 255 - SCENE.frames_FHWC[0], None)
-    once, again, turned = (family.generate(item, SHAPE, 1, 3)[0] for item in (condition, condition, other))
+def test_generation_repeats_by_seed_and_follows_its_conditions(family: Family) -> None:
+    first = SCENE.frames_FHWC[0]
+    seen, turned = (encode_condition(family.encoders, SCENE.caption, frame) for frame in (first, 255 - first))
+    once, again, other = (family.generate(item, SHAPE, 1, 3)[0] for item in (seen, seen, turned))
     assert torch.equal(once, again)
-    assert not torch.equal(once, turned)
-    assert not torch.equal(once, family.generate(condition, SHAPE, 2, 3)[0])
+    assert not torch.equal(once, other)
+    assert not torch.equal(once, family.generate(seen, SHAPE, 2, 3)[0])
+    there, back = (
+        encode_condition(family.encoders, SCENE.caption, references=given, shape=SHAPE)
+        for given in (REFERENCES, REFERENCES[::-1])
+    )
+    assert not torch.equal(family.generate(there, SHAPE, 1, 3)[0], family.generate(back, SHAPE, 1, 3)[0])
 
 
-def test_a_perfect_velocity_has_no_loss_and_silence_carries_none(family: Family, store_folder: Path) -> None:
-    store = LatentStore(store_folder)
-    batch = read_batch(store, StepBatch(0, "fl2va", ("clip-4", "clip-5")))
-    h3 = cast(Any, family)
-    randomness = draw(0, 3)
+def batch_of(store_folder: Path, variant: str, *entries: int) -> Batch:
+    drawn = StepBatch(0, variant.split(".")[0], tuple(f"clip-{index}@small" for index in entries), (variant,) * len(entries))
+    return read_batch(LatentStore(store_folder), drawn)
+
+
+def drawn_noise(family: Family, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Clean and noise rows of picture and sound, as `losses` draws them at step 3: after the conditions' noise."""
     replay = draw(0, 3).generator
-    torch.randn(batch.keyframes_BKCHW.shape, generator=replay)
-    clean = (h3.video_rows(batch.video_BCFHW), batch.audio_BSCT.permute(0, 1, 3, 2).flatten(1, 2))
-    noise = [torch.randn(item.shape, generator=replay) for item in clean]
+    conditions = batch.conditions
+    if batch.mode in KEYFRAMES:
+        torch.randn((2, len(KEYFRAMES[batch.mode]), *conditions["keyframe/first"].shape[1:]), generator=replay)
+    for name in ("references/0/image", "references/1/video"):
+        if name in conditions:
+            torch.randn(conditions[name].shape, generator=replay)
+    clean = [cast(Any, family).video_rows(batch.video_BCFHW), batch.audio_BSCT.permute(0, 1, 3, 2).flatten(1, 2)]
+    return clean, [torch.randn(rows.shape, generator=replay) for rows in clean]
+
+
+@pytest.mark.parametrize("variant", ["t2va", "fl2va", "ref2va.0", "a2v", "v2a"])
+def test_a_perfect_velocity_has_no_loss(family: Family, store_folder: Path, variant: str) -> None:
+    batch = batch_of(store_folder, variant, 1, 2)
+    clean, noise = drawn_noise(family, batch)
+    h3 = cast(Any, family)
     h3.predict = Mock(return_value=tuple(a - b for a, b in zip(clean, noise, strict=True)))
-    losses = family.losses(batch, randomness)
-    assert float(losses.video_B.max()) < 1e-10
+    losses = family.losses(batch, draw(0, 3))
+    assert float(torch.cat([losses.video_B, losses.audio_B]).max()) < 1e-10
     h3.predict = Mock(return_value=tuple(torch.zeros_like(rows) for rows in clean))
-    losses = h3.losses(batch, draw(0, 3))
+    losses = family.losses(batch, draw(0, 3))
+    assert bool((losses.video_B > 0.1).all()) == (variant != "v2a")
+    assert bool((losses.audio_B > 0.1).all()) == (variant != "a2v")
+    assert float(losses.video_B.sum() * losses.audio_B.sum()) == 0.0 or variant not in {"v2a", "a2v"}
+
+
+def test_silence_carries_no_loss_and_neither_gives_nor_learns_sound(family: Family, store_folder: Path) -> None:
+    batch = batch_of(store_folder, "fl2va", 4, 5)
+    losses = family.losses(batch, draw(0, 3))
     assert float(losses.audio_B[0]) > 0.1
     assert float(losses.audio_B[1]) == 0.0
+    with pytest.raises(ValueError, match="without sound in mode a2v"):
+        family.losses(batch_of(store_folder, "a2v", 4, 5), draw(0, 3))
 
 
-def test_shapes_off_the_grid_are_refused_by_name(family: Family) -> None:
-    for wrong, word in (
-        ({"num_frames": 23}, "17n"),
-        ({"frame_rate": 25}, "24"),
-        ({"height": 20}, "multiples"),
-        ({"sample_rate_hz": 16000}, "8000"),
-    ):
-        with pytest.raises(ValueError, match=word):
-            family.check(ClipShape(**{**SHAPE.model_dump(), **wrong}))
+@pytest.mark.parametrize(("variant", "given"), [("a2v", 1), ("v2a", 0)])
+def test_what_is_given_whole_stays_clean_at_its_end_of_time(
+    family: Family, store_folder: Path, variant: str, given: int
+) -> None:
+    batch, h3 = batch_of(store_folder, variant, 1, 2), cast(Any, family)
+    clean, _ = drawn_noise(family, batch)
+    seen = Mock(wraps=family.transformer.forward)
+    h3.transformer.forward = seen
+    losses = family.losses(batch, draw(0, 3))
+    passed = seen.call_args.kwargs
+    rows = (passed["hidden_states"], passed["audio_hidden_states"])
+    assert torch.equal(rows[given], clean[given])
+    assert not torch.equal(rows[1 - given], clean[1 - given])
+    times = passed["timestep"][passed["timestep_indices"]]
+    assert (times[passed["audio_indices" if given else "video_indices"]] == 1).all()
+    assert (times[passed["video_indices" if given else "audio_indices"]] < 0.999).all()
+    assert (losses.sigma_video, losses.sigma_audio)[given] == 0.0
+
+
+def test_references_are_pinned_or_clean_and_carry_no_loss(family: Family, store_folder: Path) -> None:
+    batch, h3 = batch_of(store_folder, "ref2va.0", 1, 2), cast(Any, family)
+    seen = Mock(wraps=family.transformer.forward)
+    h3.transformer.forward = seen
+    losses = family.losses(batch, draw(0, 3))
+    passed, conditions = seen.call_args.kwargs, batch.conditions
+    times = passed["timestep"][passed["timestep_indices"]]
+    sound = conditions["references/1/audio"].permute(0, 1, 3, 2).flatten(1, 2)
+    picture = torch.cat([h3.video_rows(conditions[f"references/{name}"]) for name in ("0/image", "1/video")], dim=1)
+    assert torch.equal(passed["audio_hidden_states"][:, : sound.shape[1]], sound)
+    assert (times[passed["audio_indices"][: sound.shape[1]]] == 1).all()
+    shown = passed["hidden_states"][:, : picture.shape[1]]
+    assert 0 < float((shown - picture).abs().max()) < 0.01
+    assert torch.equal(times[passed["video_indices"][: picture.shape[1]]].unique(), torch.tensor([PINNED]))
+    (losses.video_B.sum() + losses.audio_B.sum()).backward()
+    assert len(passed["token_tags"]) == num_tokens(store_folder, "ref2va.0")
+
+
+def num_tokens(store_folder: Path, variant: str) -> int:
+    row = LatentStore(store_folder).index.row(1)
+    return row.num_tokens[row.variants.index(variant)]
+
+
+def test_num_tokens_equals_the_stock_layout_in_every_variant(family: Family, store_folder: Path) -> None:
+    row = LatentStore(store_folder).index.row(1)
+    assert len(row.variants) == 8
+    for variant in row.variants:
+        batch = batch_of(store_folder, variant.replace("-uncaptioned", ""), 1)
+        if variant == "t2va-uncaptioned":
+            batch = read_batch(LatentStore(store_folder), StepBatch(0, "t2va", (row.entry,), (variant,)))
+        grid, num_audio = tuple(batch.video_BCFHW.shape[2:]), batch.audio_BSCT.shape[-1]
+        layout = cast(Any, family).layout(batch.mode, batch.conditions, grid, num_audio)
+        assert len(layout.fields["token_tags"]) == num_tokens(store_folder, variant)
+
+
+def test_texts_of_other_layout_are_not_packed_together(family: Family, store_folder: Path) -> None:
+    batch = batch_of(store_folder, "fl2va", 1, 2)
+    batch.conditions["text/tags"][1, 0] += 1
+    with pytest.raises(ValueError, match="differ in the layout of their text"):
+        family.losses(batch, draw(0, 3))
+
+
+def test_generation_from_sound_or_picture_alone_is_refused(family: Family) -> None:
+    with pytest.raises(ValueError, match="mode a2v"):
+        family.generate(condition_of(family, "t2va")._replace(mode="a2v"), SHAPE, 0, 2)
+
+
+def test_the_text_side_is_what_takes_the_text_in(family: Family) -> None:
+    names = [name for name, _ in family.transformer.named_parameters()]
+    chosen = [name for name in names if re.fullmatch(family.text_side, name)]
+    assert {name.partition(".")[0] for name in chosen} == {"context_embedder", "token_refiner"}
+    assert 0 < len(chosen) < len(names)
+    assert not [name for name in set(names) - set(chosen) if "refiner" in name or "context" in name]
+
+
+def test_training_from_latents_needs_no_encoder_weights(base: Path, store_folder: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(base, bare, ignore=shutil.ignore_patterns("text_encoder", "tokenizer", "processor"))
+    for name in ("vae", "audio_vae"):
+        (bare / name / "diffusion_pytorch_model.safetensors").unlink()
+    batch = batch_of(store_folder, "fl2va", 1, 2)
+    expected, found = (load_family(folder).losses(batch, draw(0, 3)) for folder in (base, bare))
+    assert torch.equal(expected.video_B, found.video_B)
 
 
 def test_the_released_configuration_builds_on_the_meta_device() -> None:
