@@ -97,54 +97,28 @@ def build_text_encoder(tokenizer: GemmaTokenizer) -> Gemma3ForConditionalGenerat
     return Gemma3ForConditionalGeneration(config).eval()
 
 
-def connectors_of(version: Version, *, text_width: int, num_states: int, heads: tuple[int, int], widths: tuple[int, int],
-                  num_layers: int, num_registers: int) -> dict[str, Any]:  # fmt: skip
-    """Arguments of `LTX2TextConnectors`, at any size.
-
-    Args:
-        version: Of the model.
-        text_width: Of the text encoder's states.
-        num_states: Layers of the text encoder, and one for its embeddings.
-        heads: Attention heads for picture and sound.
-        widths: Width of one head for picture and sound.
-        num_layers: Of either connector.
-        num_registers: Learnt rows that stand where the text is padded.
-    """
-    per_modality = version == "2.3"
-    return {
-        "caption_channels": text_width,
-        "text_proj_in_factor": num_states,
-        "video_connector_num_attention_heads": heads[0],
-        "video_connector_attention_head_dim": widths[0],
-        "video_connector_num_layers": num_layers,
-        "video_connector_num_learnable_registers": num_registers,
-        "audio_connector_num_attention_heads": heads[1],
-        "audio_connector_attention_head_dim": widths[1],
-        "audio_connector_num_layers": num_layers,
-        "audio_connector_num_learnable_registers": num_registers,
-        "rope_type": "split",
-        "per_modality_projections": per_modality,
-        "video_hidden_dim": heads[0] * widths[0],
-        "audio_hidden_dim": heads[1] * widths[1],
-        "video_gated_attn": per_modality,
-        "audio_gated_attn": per_modality,
-        "proj_bias": per_modality,
-    }
-
-
 def build_connectors(version: Version) -> LTX2TextConnectors:
     """From the text encoder's states to what the transformer's two streams attend to."""
-    heads = (VIDEO_HEADS, AUDIO_HEADS) if version == "2.3" else (TEXT_WIDTH // HEAD_WIDTH, TEXT_WIDTH // HEAD_WIDTH)
-    sizes = connectors_of(
-        version,
-        text_width=TEXT_WIDTH,
-        num_states=TEXT_LAYERS + 1,
-        heads=heads,
-        widths=(HEAD_WIDTH, HEAD_WIDTH),
-        num_layers=1,
-        num_registers=16,
-    )
-    return LTX2TextConnectors(**sizes).eval()
+    newer = version == "2.3"
+    video_heads, audio_heads = (VIDEO_HEADS, AUDIO_HEADS) if newer else (TEXT_WIDTH // HEAD_WIDTH,) * 2
+    sizes: dict[str, Any] = {}
+    for modality, heads in (("video", video_heads), ("audio", audio_heads)):
+        sizes |= {
+            f"{modality}_connector_num_attention_heads": heads,
+            f"{modality}_connector_attention_head_dim": HEAD_WIDTH,
+            f"{modality}_connector_num_layers": 1,
+            f"{modality}_connector_num_learnable_registers": 16,
+            f"{modality}_hidden_dim": heads * HEAD_WIDTH,
+            f"{modality}_gated_attn": newer,
+        }
+    return LTX2TextConnectors(
+        caption_channels=TEXT_WIDTH,
+        text_proj_in_factor=TEXT_LAYERS + 1,
+        rope_type="split",
+        per_modality_projections=newer,
+        proj_bias=newer,
+        **sizes,
+    ).eval()
 
 
 def scatter_statistics(autoencoder: Any) -> None:

@@ -233,18 +233,21 @@ class LTX2Encoders:
         states, mask, _, _ = side.encode_prompt(
             prompt or "", do_classifier_free_guidance=False, max_sequence_length=length, device=self._device
         )
-        if side.connectors.config.per_modality_projections:
-            made = zip(("video", "audio", "mask"), side.connectors(states, mask, padding_side="left"), strict=True)
-            arrays = {name: cast(Tensor, array)[0].cpu() for name, array in made}
-        else:
-            layers = states.unflatten(2, (side.connectors.config.caption_channels, -1))
-            even = per_layer_masked_mean_norm(layers, mask.sum(-1), states.device, padding_side="left")
-            arrays = {"shared": side.connectors.text_proj_in(even)[0].cpu(), "mask": mask[0].cpu()}
-        return arrays | {"mask": arrays["mask"].to(torch.uint8)}
+        return {name: array[0].cpu() for name, array in projected_text(side.connectors, states, mask).items()}
 
     def text_of(self, variant: str) -> str:
         """Name under which a variant's text is stored: no mode, keyframe or reference changes it."""
         return "t2va" if Variant.parse(variant).captioned else f"{SHARED}/uncaptioned"
+
+
+def projected_text(connectors: Any, states_BSD: Tensor, mask_BS: Tensor) -> Arrays:
+    """What is stored of a text encoder's states, by the names of `encode_text`, with a batch axis."""
+    if connectors.config.per_modality_projections:
+        video, audio, mask = connectors(states_BSD, mask_BS, padding_side="left")
+        return {"video": video, "audio": audio, "mask": mask.to(torch.uint8)}
+    layers = cast(Tensor, cast(Any, states_BSD).unflatten(2, (connectors.config.caption_channels, -1)))
+    even = per_layer_masked_mean_norm(layers, mask_BS.sum(-1), states_BSD.device, padding_side="left")
+    return {"shared": connectors.text_proj_in(even), "mask": mask_BS.to(torch.uint8)}
 
 
 def text_streams(connectors: Any, text: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -301,12 +304,17 @@ def load_part(base: Path, name: str, device: str, **options: object) -> Any:
     Raises:
         RuntimeError: the part is not there.
     """
-    if not (base / name).is_dir():
-        raise RuntimeError(f"{base} has no folder {name}; set `base` to a whole LTX-2 in the diffusers layout")
     library, kind = _read(base / "model_index.json")[name]
-    part = getattr(importlib.import_module(HOMES[library]), kind).from_pretrained(str(base / name), **options)
+    home = importlib.import_module(HOMES[library])
+    part = getattr(home, kind).from_pretrained(str(_found(base / name)), **options)
     return part.to(device).requires_grad_(requires_grad=False).eval() if isinstance(part, torch.nn.Module) else part
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(_found(path).read_text(encoding="utf-8"))
+
+
+def _found(path: Path) -> Path:
+    if not path.exists():
+        raise RuntimeError(f"no {path}; set `base` to a whole LTX-2 in the diffusers layout")
+    return path
