@@ -20,7 +20,7 @@ from data.conditions import Mode
 from data.latents import LatentStore
 from data.records import Stage
 from data.sampler import Sampler, StepBatch
-from models.families import Batch, Family
+from models.families import Arrays, Batch, Family
 from models.flow_matching import draw
 
 NUM_BINS = 10
@@ -55,14 +55,20 @@ class Remaining(TorchSampler[int]):
 
 def read_batch(store: LatentStore, drawn: StepBatch) -> Batch:
     """Stack the latents and conditions of the drawn entries."""
-    rows = [store.index.row(store.index.find(entry)) for entry in drawn.entries]
-    given = [store.conditions(row, variant) for row, variant in zip(rows, drawn.variants, strict=True)]
+    rows = [store.index.entry(store.index.find(entry)) for entry in drawn.entries]
+    arrays: Arrays = {}
+    for place, (row, variant) in enumerate(zip(rows, drawn.variants, strict=True)):
+        read = {"video": store.read(row, "video"), "audio": store.read(row, "audio"), **store.conditions(row, variant)}
+        if not arrays:
+            arrays = {name: array.new_empty((len(rows), *array.shape)) for name, array in read.items()}
+        for name, array in read.items():  # at once, while the processor's cache still has it from its checksum
+            arrays[name][place] = array
     return Batch(
         mode=cast(Mode, drawn.mode),
-        video_BCFHW=torch.stack([store.read(row, "video") for row in rows]),
-        audio_BSCT=torch.stack([store.read(row, "audio") for row in rows]),
+        video_BCFHW=arrays.pop("video"),
+        audio_BSCT=arrays.pop("audio"),
         has_audio_B=torch.tensor([float(row.has_audio) for row in rows]),
-        conditions={name: torch.stack([arrays[name] for arrays in given]) for name in given[0]},
+        conditions=arrays,
         frame_rate=rows[0].frame_rate,
     )
 
