@@ -22,6 +22,8 @@ from data.latents import LatentRow, LatentStore
 from models.families import Batch, Family
 from models.flow_matching import Draw
 
+VERSION = 1
+"""Raised when the same model and noise come to mean other losses: what was remembered is then not used."""
 MODE = "t2va"
 """The mode that every family has: what a clip asks of the model when nothing but text is given."""
 

@@ -182,7 +182,7 @@ def measured_losses(
         RuntimeError: there is no such model or checkpoint.
     """
     from data.latents import fingerprint_of
-    from models.difficulty import losses_of_all
+    from models.difficulty import VERSION, losses_of_all
     from models.families import load_family
     from models.threads import use_one_thread
 
@@ -197,7 +197,8 @@ def measured_losses(
         family.load_transformer(folder)
     counts = (draws.num_noise, draws.num_draws, draws.seed)
     weights = sha256(folder)
-    remembered = work / f"losses-{fingerprint_of([weights, draws.device.partition(':')[0], *counts])[:16]}.jsonl"
+    identity = fingerprint_of([VERSION, weights, draws.device.partition(":")[0], *counts])
+    remembered = work / f"losses-{identity[:16]}.jsonl"
     return losses_of_all(family, store, places, *counts, remembered), weights
 
 

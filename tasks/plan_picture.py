@@ -54,7 +54,7 @@ def draw(
     """
     from matplotlib.figure import Figure
 
-    above = 0.5 + 0.26 * len(stages)
+    above = 0.5 + 0.34 * len(stages)
     figure = Figure(figsize=(13, 3.6 + above), layout="constrained")
     left, middle, right = cast("Any", figure.subfigures(1, 3, width_ratios=[1.25, 1.15, 0.95], wspace=0.03))
     windows, bars = left.subplots(2, 1, sharex=True, height_ratios=[above, 3.2])
@@ -80,17 +80,20 @@ def coloured(entries: Entries) -> tuple[NDArray[np.str_], dict[str, str]]:
 
 def draw_windows(axes: Any, stages: Mapping[str, Stage], masks: Mapping[str, Mask]) -> None:
     """A bar a stage: its window of difficulty, the part that pacing opens later in a paler tone."""
+    paced = any(stage.pacing == "competence" for stage in stages.values())
+    title = "stages: windows of difficulty" + (" (hatched: opened later)" if paced else "")
     for place, (name, stage) in enumerate(stages.items()):
         low, high = stage.difficulty
         opened = low + (high - low) * (stage.competence_start if stage.pacing == "competence" else 1.0)
-        axes.barh(place, max(opened - low, 0.004), left=low, height=0.62, color=INK)
-        axes.barh(place, high - opened, left=opened, height=0.62, color=PALE, hatch="///", edgecolor="white")
+        axes.barh(place, max(opened - low, 0.004), left=low, height=0.34, color=INK)
+        axes.barh(place, high - opened, left=opened, height=0.34, color=PALE, hatch="///", edgecolor="white")
         replay = (
-            stage.replay_share and f", {stage.replay_share:.0%} replay of {' '.join(stage.replay_groups) or 'easier'}"
+            stage.replay_share
+            and f", {100 * stage.replay_share:g} % replay of {' '.join(stage.replay_groups) or 'easier'}"
         )
         text = f"{name}: {np.count_nonzero(masks[name])} eligible, {stage.num_steps} steps{replay or ''}"
-        axes.text(0.0, place - 0.42, text, fontsize=7.5, color=INK, va="bottom")
-    axes.set(ylim=(len(stages) - 0.5, -0.95), yticks=[], xlim=(0, 1), title="stages: windows of difficulty")
+        axes.text(0.0, place - 0.22, text, fontsize=8, color=INK, va="bottom")
+    axes.set(ylim=(len(stages) - 0.7, -0.85), yticks=[], xlim=(0, 1), title=title)
     axes.title.set_fontsize(10)
     axes.tick_params(bottom=False)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
@@ -107,6 +110,7 @@ def draw_bars(axes: Any, entries: Entries, groups: NDArray[np.str_], colours: Ma
         edgecolor="white",
         linewidth=0.4,
     )
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="difficulty (rank inside the bucket)", ylabel="training entries")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
@@ -119,8 +123,9 @@ def draw_relations(axes: Any, names: list[str], rho: NDArray[np.float64]) -> Non
     shown = rho[np.ix_(known, known)]
     axes.imshow(np.nan_to_num(shown), cmap="PuOr_r", vmin=-1, vmax=1)
     for row, column in np.ndindex(*shown.shape):
-        value = shown[row, column]
-        text, ink = ("–", INK) if np.isnan(value) else (f"{value:.2f}", "white" if abs(value) > 0.6 else INK)
+        value = float(shown[row, column])
+        text = "–" if np.isnan(value) else f"{round(value, 2) + 0.0:.2f}"  # no negative zero
+        ink = "white" if abs(value) > 0.6 else INK
         axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=ink)
     labels = [names[place] for place in known]
     axes.set_xticks(range(len(known)), labels, rotation=45, ha="right", fontsize=8.5)
