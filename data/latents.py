@@ -111,7 +111,7 @@ def checksum(array: Tensor) -> str:
     import torch
     import xxhash
 
-    return xxhash.xxh3_64_hexdigest(array.contiguous().view(-1).view(torch.uint8).numpy())
+    return xxhash.xxh3_64_hexdigest(cast(Any, array.contiguous().view(-1).view(torch.uint8).numpy()))
 
 
 def write_shard(path: Path, entries: Mapping[str, Mapping[str, Tensor]], keys: Mapping[str, str]) -> None:
@@ -325,7 +325,9 @@ class LatentStore:
 
     def _array(self, shard: _Shard, part: str, number: str, key: str) -> Tensor:
         array = shard.array(key)
-        wanted = shard.sums.pop(key, None) if self._check else None  # once a process: files do not rot while they are open
+        wanted = (
+            shard.sums.pop(key, None) if self._check else None
+        )  # once a process: files do not rot while they are open
         if wanted is not None and checksum(array) != wanted:
             raise Broken(
                 f"latent shard {self.folder}/{shard_name(part, number)} is altered: {key} is not what was written;"

@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
     def variants(self, settings: Settings) -> list[Variant]:
         """Every way in which it can be presented to the model."""
-        modes = [mode for mode in settings.modes if self.clip.has_audio or mode not in NEED_SOUND]
+        modes: list[Mode] = [mode for mode in settings.modes if self.clip.has_audio or mode not in NEED_SOUND]
         said = (True, False) if settings.uncaptioned else (True,)
         return [
             Variant(mode, number, captioned)

@@ -20,22 +20,13 @@ from torch import Tensor
 
 from data.conditions import Mode
 from data.records import ClipShape
+from data.references import Reference
 from models.flow_matching import Draw
 from models.threads import quiet_libraries
 
 Frames = NDArray[np.uint8]
 Waveform = NDArray[np.float32]
 Arrays = dict[str, Tensor]
-
-
-class Reference(NamedTuple):
-    """A picture, video or sound that a generation is conditioned on; their order carries meaning."""
-
-    kind: Literal["image", "video", "audio"]
-    frames_FHWC: Frames | None = None
-    """At the family's rate; one frame for an image; None for sound alone."""
-    waveform_CT: Waveform | None = None
-    """Stereo at the family's rate; None for an image or a silent video."""
 
 
 class Condition(NamedTuple):
@@ -148,8 +139,10 @@ class Encoders(Protocol):
         ...
 
     def text_of(self, variant: str) -> str:
-        """Name under which a variant's text is stored: variants with the same text share it, and one that begins with
-        `shared/` has the same text for all clips."""
+        """Name under which a variant's text is stored: `shared/…` where it is the same for all clips.
+
+        Variants of the same text share a name.
+        """
         ...
 
     def layout(self, shape: ClipShape, mode: Mode, conditions: Mapping[str, Sequence[int]]) -> tuple[str, int]:
@@ -222,7 +215,11 @@ def encode_condition(
     given = {name: frame for name, frame in (("first", first), ("last", last)) if frame is not None}
     if given and references:
         raise ValueError("keyframes and references cannot be given together")
-    keyed: dict[tuple[str, ...], Mode] = {("first",): "fl2va_first", ("last",): "fl2va_last", ("first", "last"): "fl2va"}
+    keyed: dict[tuple[str, ...], Mode] = {
+        ("first",): "fl2va_first",
+        ("last",): "fl2va_last",
+        ("first", "last"): "fl2va",
+    }
     mode: Mode = keyed[tuple(given)] if given else "ref2va" if references else "t2va"
     text = encoders.encode_text(mode, prompt, list(given.values()), references, shape)
     arrays = {f"text/{name}": array for name, array in text.items()}
@@ -242,7 +239,9 @@ def class_of(base: Path) -> str:
     for name in ("modular_model_index.json", "model_index.json"):
         if (base / name).is_file():
             return str(json.loads((base / name).read_text(encoding="utf-8"))["_class_name"])
-    raise RuntimeError(f"no model in {base} (no modular_model_index.json or model_index.json); set `base` to a diffusers folder")
+    raise RuntimeError(
+        f"no model in {base} (no modular_model_index.json or model_index.json); set `base` to a diffusers folder"
+    )
 
 
 def load_encoders(base: Path, *, device: str = "cpu") -> Encoders:

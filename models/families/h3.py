@@ -65,7 +65,9 @@ class H3:
 
     # -- the packed sequence -------------------------------------------------------------------------------------------
 
-    def layout(self, mode: Mode, conditions: Mapping[str, Tensor], video_FHW: tuple[int, ...], num_audio: int) -> Layout:
+    def layout(
+        self, mode: Mode, conditions: Mapping[str, Tensor], video_FHW: tuple[int, ...], num_audio: int
+    ) -> Layout:
         """The stock layout of text, conditions, sound and picture; the same object for the same arguments.
 
         Args:
