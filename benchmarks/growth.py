@@ -82,8 +82,8 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
     """What one process pays, from the files to many batches."""
     from data.candidates import candidates_of
     from data.latents import LatentIndex
-    from data.records import Stage
     from data.sampler import Sampler
+    from data.stage import Stage
 
     pa.set_cpu_count(1)
     start = time.perf_counter()

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from data.conditions import Variant
 from data.files import ROW_GROUP, schema_of, whole
-from data.records import Frozen, Stage
+from data.records import Frozen
+from data.stage import Stage
 
 Column = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import Field
 
 from data.files import remove, sha256, whole, write_text
-from data.records import ClipShape, Frozen, Stage
+from data.records import ClipShape, Frozen
+from data.stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,7 +139,8 @@ def encode_world(config: Config, model: Path, latents: Path) -> None:
     """Encode base scenes into a latent store, as `encode` does with files."""
     from tqdm import tqdm
 
-    from data.latents import PARTS, LatentRow, shard_name, write_index, write_shard
+    from data.latent_shards import write_shard
+    from data.latents import PARTS, LatentRow, shard_name, write_index
     from models.families import load_encoders
 
     modes: tuple[Mode, ...] = ("t2va", "fl2va_first", "fl2va")
@@ -223,8 +225,8 @@ def shrink(frames_FHWC: Frames) -> Frames:
 
 def train_transformer(config: Config, model: Path, latents: Path, work: Path) -> None:
     """Train the transformer from random weights with the code that fine-tunes it."""
-    from data.latents import LatentStore
     from data.candidates import candidates_of
+    from data.latents import LatentStore
     from data.sampler import Sampler
     from models.families import load_family
     from models.sft import SupervisedFineTuning

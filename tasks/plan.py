@@ -27,7 +27,8 @@ from data.difficulty import (
     standardised,
 )
 from data.files import sha256, write_text
-from data.records import Frozen, Stage
+from data.records import Frozen
+from data.stage import Stage
 
 if TYPE_CHECKING:
     from data.latents import LatentStore

@@ -14,7 +14,7 @@ from data.files import whole
 
 if TYPE_CHECKING:
     from data.curriculum import Mask
-    from data.records import Stage
+    from data.stage import Stage
 
     Column = NDArray[np.float64]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from data.files import remove, sha256, whole
-from data.records import Frozen, Stage
+from data.records import Frozen
+from data.stage import Stage
 
 if TYPE_CHECKING:
     from data.latents import LatentStore

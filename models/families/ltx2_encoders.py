@@ -55,10 +55,10 @@ class LTX2Encoders:
     frame_rate = FRAME_RATE
     modes: tuple[Mode, ...] = MODES
     parts: Mapping[str, tuple[str, ...]] = {
-        "picture": ("vae",),
+        "picture": ("vae", "text_encoder/config.json"),  # which names the generation that keyframes are coded for
         "sound": ("audio_vae",),
         "text": ("text_encoder", "tokenizer", "connectors"),
-        "references": ("vae",),
+        "references": ("vae", "text_encoder/config.json"),
     }
     text_sees = False
 

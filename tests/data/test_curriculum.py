@@ -12,7 +12,7 @@ import pytest
 from data.curriculum import Columns, Planned, eligible, replayed, write_planned
 from data.difficulty import FEATURES
 from data.files import read_records, schema_of, write_records
-from data.records import Stage
+from data.stage import Stage
 
 DIFFICULTY = np.array([0.0, 0.2, 0.5, 0.8, 1.0])
 

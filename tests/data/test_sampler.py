@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.records import Stage
 from data.sampler import Candidate, Sampler
+from data.stage import Stage
 
 
 def stage(**changes: object) -> Stage:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.latents import PARTS, LatentRow, LatentStore, shard_name, write_index, write_shard
+from data.latent_shards import write_shard
+from data.latents import PARTS, LatentRow, LatentStore, shard_name, write_index
 from models.difficulty import levels, losses_of_all
 from models.families import Batch, Family, Losses
 from models.flow_matching import Draw, noised, velocity
