@@ -115,7 +115,7 @@ def freeze(family: Family) -> None:
     """Leave the parameters that take the text in as they are."""
     for name, parameter in family.transformer.named_parameters():
         if re.match(family.text_side, name):
-            parameter.requires_grad_(requires_grad=False)
+            parameter.requires_grad = False
 
 
 def fit(

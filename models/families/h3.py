@@ -8,7 +8,6 @@ T sound latents, D text width, R rows of the packed sequence.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -57,12 +56,14 @@ class H3:
         ]
         self._layouts: dict[tuple[Any, ...], Layout] = {}
 
-    @cached_property
+    @property
     def encoders(self) -> Encoders:
         """Autoencoders and text side, loaded when first used."""
-        from models.families.h3_encoders import H3Encoders
+        if self._encoders is None:
+            from models.families.h3_encoders import H3Encoders
 
-        return H3Encoders(self._base, device=self._device)
+            self._encoders = H3Encoders(self._base, device=self._device)
+        return self._encoders
 
     # -- the packed sequence -------------------------------------------------------------------------------------------
 

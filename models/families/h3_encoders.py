@@ -250,7 +250,7 @@ class H3Encoders:
             return "t2va" if facts.captioned else f"{SHARED}/uncaptioned"
         return variant
 
-    def _normalized(self, references: Sequence[Reference], shape: ClipShape) -> list[MiniMaxH3Reference]:
+    def _normalized(self, references: Sequence[Reference], shape: ClipShape) -> list[Any]:
         """References at the family's rates and sizes, by the stock set-up."""
         given = [self._stock(reference, shape) for reference in references]
         size = {"height": shape.height, "width": shape.width, "num_frames": shape.num_frames}
