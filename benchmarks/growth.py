@@ -83,8 +83,8 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
     """What one process pays, from the files to many batches."""
     from data.candidates import candidates_of
     from data.latents import LatentIndex
-    from data.records import Stage
     from data.sampler import Sampler
+    from data.stage import Stage
 
     arrow.set_cpu_count(1)
     pq.read_table(folder / "curriculum.parquet").slice(0, 1).to_pylist()  # loads the libraries

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.latents import PARTS, LatentRow, LatentStore, shard_name, write_index, write_shard
+from data.latent_shards import write_shard
+from data.latents import PARTS, LatentRow, LatentStore, shard_name, write_index
 from data.sampler import StepBatch
 from models.sft import read_batch
 

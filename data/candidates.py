@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from data.conditions import MODES, NEED_SOUND, Mode, Variant
 from data.latents import LatentIndex
-from data.records import Stage
+from data.stage import Stage
 
 pc = cast(Any, pyarrow.compute)
 """A compiled library without a single type."""

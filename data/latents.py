@@ -3,7 +3,7 @@
 An *entry* is one clip at one canvas. Its arrays, by part and name:
 
     picture     video (C, F, H, W); keyframe/first and keyframe/last (C, H, W)
-    sound       audio (2, C, T), the two sides
+    sound       audio (S, C, T): S = 2 sides, or 1 for networks that take both at once
     text        text/VARIANT/NAME, what the family's text side makes of the caption, after projection
     references  references/SET/PLACE/image, /video or /audio; a video with sound has both
 
@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.conditions import KEYFRAMES, Variant
-from data.files import sha256, whole, write_records, write_text
+from data.files import sha256, write_records, write_text
+from data.latent_shards import Broken, Shard, checksum, opened
 from data.records import ClipShape, Frozen
 from data.remote import is_remote, local
 
@@ -39,10 +40,6 @@ PART_OF = {"video": "picture", "keyframe": "picture", "audio": "sound", "text": 
 SHARED = "shared"
 """Entry of the arrays that every clip shares, such as the text of no caption; in the index it has no row."""
 INDEX, RECORD = "index.parquet", "fingerprint.json"
-HEADER = "soundstage"
-"""Key of our metadata in a shard's header: one JSON text, since several keys would come in another order every time."""
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "U8": "uint8", "I64": "int64", "BOOL": "bool"}
-"""Names of the format, and torch's."""
 OPEN_SHARDS = 256
 """Shards that one process keeps mapped: far below the 65,530 maps that Linux allows."""
 
@@ -92,10 +89,6 @@ class Entry(NamedTuple):
     frame_rate: int
 
 
-class Broken(RuntimeError):
-    """A shard or an index that may not be used; the message names it."""
-
-
 def fingerprint_of(parts: object) -> str:
     """Hash of everything that decides some bytes: contents, parameters, encoder weights, code version."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
@@ -104,26 +97,6 @@ def fingerprint_of(parts: object) -> str:
 def shard_name(part: str, shard: str) -> str:
     """File name of one part of a shard."""
     return f"{part}-{shard}.safetensors"
-
-
-def checksum(array: Tensor) -> str:
-    """XXH3 of an array's bytes: finds every accident; malice is what the shards' SHA-256 is for."""
-    import torch
-    import xxhash
-
-    return xxhash.xxh3_64_hexdigest(array.contiguous().view(-1).view(torch.uint8).numpy())
-
-
-def write_shard(path: Path, entries: Mapping[str, Mapping[str, Tensor]], keys: Mapping[str, str]) -> None:
-    """Write one part of some entries as one safetensors file; its header holds their keys and every checksum."""
-    import safetensors.torch
-
-    flat = {
-        f"{entry}/{name}": array.contiguous() for entry, arrays in entries.items() for name, array in arrays.items()
-    }
-    header = {"keys": dict(keys), "sums": {name: checksum(array) for name, array in flat.items()}}
-    with whole(path) as temporary:
-        safetensors.torch.save_file(flat, temporary, {HEADER: json.dumps(header, sort_keys=True)})
 
 
 def write_index(store: Path, rows: Sequence[LatentRow], record: Mapping[str, object]) -> str:
@@ -190,25 +163,6 @@ class LatentIndex:
         return place
 
 
-class _Shard(NamedTuple):
-    """An open shard: its arrays are views of the mapped file."""
-
-    mapped: Tensor
-    """All bytes of the file."""
-    places: dict[str, tuple[Any, tuple[int, ...], int, int]]
-    """Of every array: dtype, sizes, first byte and the one after the last."""
-    names: dict[str, list[str]]
-    """Names of the arrays of each entry."""
-    keys: dict[str, str]
-    sums: dict[str, str]
-    """Checksums of the arrays that have not been read yet."""
-
-    def array(self, name: str) -> Tensor:
-        """A view; many times as fast as asking the library that wrote it."""
-        dtype, sizes, start, stop = self.places[name]
-        return self.mapped[start:stop].view(dtype).view(sizes)
-
-
 class LatentStore:
     """A written store, opened for random reads; it may lie on S3 or OSS, its shards then come through a local cache.
 
@@ -236,7 +190,7 @@ class LatentStore:
                 f"{folder}/{RECORD} is damaged or of another version; run `soundstage encode` again"
             ) from error
         self.index = LatentIndex(self._fetched(INDEX))
-        self._open: OrderedDict[str, _Shard] = OrderedDict()
+        self._open: OrderedDict[str, Shard] = OrderedDict()
         if not is_remote(self.folder):
             for name in self.record["shards"]:
                 if not (Path(self.folder) / name).is_file():
@@ -300,7 +254,7 @@ class LatentStore:
         """Names of an entry's arrays in a part."""
         return self._shard(part, row.shard).names.get(row.entry, [])
 
-    def _of(self, row: LatentRow | Entry, part: str) -> _Shard:
+    def _of(self, row: LatentRow | Entry, part: str) -> Shard:
         """The shard that a part of an entry is in.
 
         Raises:
@@ -323,9 +277,11 @@ class LatentStore:
             if name.startswith(prefix)
         }
 
-    def _array(self, shard: _Shard, part: str, number: str, key: str) -> Tensor:
+    def _array(self, shard: Shard, part: str, number: str, key: str) -> Tensor:
         array = shard.array(key)
-        wanted = shard.sums.pop(key, None) if self._check else None  # once a process: files do not rot while they are open
+        wanted = (
+            shard.sums.pop(key, None) if self._check else None
+        )  # once a process: files do not rot while they are open
         if wanted is not None and checksum(array) != wanted:
             raise Broken(
                 f"latent shard {self.folder}/{shard_name(part, number)} is altered: {key} is not what was written;"
@@ -336,7 +292,7 @@ class LatentStore:
     def _fetched(self, name: str) -> Path:
         return local(f"{self.folder.rstrip('/')}/{name}") if is_remote(self.folder) else Path(self.folder) / name
 
-    def _shard(self, part: str, number: str) -> _Shard:
+    def _shard(self, part: str, number: str) -> Shard:
         name = shard_name(part, number)
         if name in self._open:
             self._open.move_to_end(name)
@@ -345,38 +301,8 @@ class LatentStore:
             raise Broken(f"latent store {self.folder} has no shard {name}; its index is of another store")
         if is_remote(self.folder):
             self.verify_file(name)  # a copy is believed once it has been read whole
-        shard = _opened(self._fetched(name), f"{self.folder}/{name}")
+        shard = opened(self._fetched(name), f"{self.folder}/{name}")
         self._open[name] = shard
         while len(self._open) > OPEN_SHARDS:
             self._open.popitem(last=False)
         return shard
-
-
-def _opened(path: Path, shown: str) -> _Shard:
-    """A shard, mapped.
-
-    Raises:
-        Broken: it is missing, cut short or no shard of ours.
-    """
-    import torch
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with cast(Any, safe_open(path, framework="pt")) as file:  # checks that all sizes and offsets agree
-            header = json.loads(file.metadata()[HEADER])
-        keys, sums = header["keys"], header["sums"]
-        size = path.stat().st_size
-        mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-        length = 8 + int.from_bytes(mapped[:8].numpy().tobytes(), "little")
-        listed = cast(dict[str, Any], json.loads(mapped[8:length].numpy().tobytes()))
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise Broken(f"latent shard {shown} is missing or damaged; run `soundstage encode` again") from error
-    names: dict[str, list[str]] = {}
-    places: dict[str, tuple[Any, tuple[int, ...], int, int]] = {}
-    for key, value in sorted(listed.items()):
-        if key != "__metadata__":
-            entry, _, name = key.partition("/")
-            names.setdefault(entry, []).append(name)
-            start, stop = (length + offset for offset in value["data_offsets"])
-            places[key] = (getattr(torch, DTYPES[value["dtype"]]), tuple(value["shape"]), start, stop)
-    return _Shard(mapped, places, names, keys, sums)

@@ -15,7 +15,7 @@ import numpy as np
 
 from data.candidates import Candidates, Component, Kind, Places, Pool, components_of, kinds_of, nothing, pool_of
 from data.dealing import Deck, Fork, deck_of, forked
-from data.records import Stage
+from data.stage import Stage
 
 NUM_SEGMENTS = 10
 """Steps in which competence grows over a stage."""

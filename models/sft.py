@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from data.conditions import Mode
 from data.latents import LatentStore
-from data.records import Stage
 from data.sampler import Sampler, StepBatch
+from data.stage import Stage
 from models.families import Arrays, Batch, Family
 from models.flow_matching import draw
 
@@ -131,9 +131,11 @@ class SupervisedFineTuning(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> Any:
-        """AdamW over what is trainable, without weight decay, as the field tunes H3."""
+        """AdamW over what is trainable, by default without weight decay, as the field tunes H3."""
         trainable = [parameter for parameter in self.transformer.parameters() if parameter.requires_grad]
-        optimiser = torch.optim.AdamW(trainable, self.stage.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        optimiser = torch.optim.AdamW(
+            trainable, self.stage.learning_rate, betas=(0.9, 0.95), weight_decay=self.stage.weight_decay
+        )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_factor(step, self.stage))
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -48,6 +48,7 @@ class H3:
 
     def __init__(self, base: Path, *, device: str = "cpu") -> None:
         self._base, self._device = base, device
+        self._encoders: Encoders | None = None
         self.grid = Grid.of(base)
         self.transformer: torch.nn.Module = loaded(base / "transformer").to(device)
         self._schedulers = [
@@ -65,7 +66,9 @@ class H3:
 
     # -- the packed sequence -------------------------------------------------------------------------------------------
 
-    def layout(self, mode: Mode, conditions: Mapping[str, Tensor], video_FHW: tuple[int, ...], num_audio: int) -> Layout:
+    def layout(
+        self, mode: Mode, conditions: Mapping[str, Tensor], video_FHW: tuple[int, ...], num_audio: int
+    ) -> Layout:
         """The stock layout of text, conditions, sound and picture; the same object for the same arguments.
 
         Args:
@@ -161,13 +164,13 @@ class H3:
         grid, num_audio = tuple(batch.video_BCFHW.shape[2:]), batch.audio_BSCT.shape[-1]
         layout = self.layout(batch.mode, batch.conditions, grid, num_audio)
         given = self.given(batch.mode, batch.conditions, draw.generator)
-        clean_video = self.video_rows(batch.video_BCFHW.to(self._device))
-        clean_audio = audio_rows(batch.audio_BSCT.to(self._device))
+        clean_video = self.video_rows(batch.video_BCFHW.to(self._device).float())
+        clean_audio = audio_rows(batch.audio_BSCT.to(self._device).float())
         noise_video = torch.randn(clean_video.shape, generator=draw.generator).to(self._device)
         noise_audio = torch.randn(clean_audio.shape, generator=draw.generator).to(self._device)
         video = behind(given.video_BRC, noised(clean_video, noise_video, sigma_video))
         audio = behind(given.audio_BRC, noised(clean_audio, noise_audio, sigma_audio))
-        text = batch.conditions["text/rows"].to(self._device)
+        text = batch.conditions["text/rows"].to(self._device).float()
         predicted = self.predict(video, audio, text, layout, (sigma_video, sigma_audio))
         error_video = (predicted[0] - velocity(clean_video, noise_video)).square().mean((1, 2))
         error_audio = (predicted[1] - velocity(clean_audio, noise_audio)).square().mean((1, 2))

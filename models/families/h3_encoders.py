@@ -6,6 +6,7 @@ T sound samples or latents.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -79,11 +80,29 @@ class H3Encoders:
     def __init__(self, base: Path, *, device: str = "cpu") -> None:
         self.grid = Grid.of(base)
         self.sample_rate_hz = self.grid.sample_rate_hz
-        components = load_parts(base, PARTS, device)
-        self._blocks = {name: alone(block(), base, components, self.grid) for name, block in BLOCKS.items()}
-        self._vae, self._audio_vae = components["vae"], components["audio_vae"]
-        self._device = device
-        self._pipe = self._blocks["references"]
+        self._base, self._device = base, device
+
+    @functools.cached_property
+    def _components(self) -> dict[str, Any]:
+        """Weights, loaded when they are first used: whoever plans needs the grids alone."""
+        return load_parts(self._base, PARTS, self._device)
+
+    @functools.cached_property
+    def _blocks(self) -> dict[str, Any]:
+        """Pipelines of one stock block each."""
+        return {name: alone(block(), self._base, self._components, self.grid) for name, block in BLOCKS.items()}
+
+    @property
+    def _vae(self) -> Any:
+        return self._components["vae"]
+
+    @property
+    def _audio_vae(self) -> Any:
+        return self._components["audio_vae"]
+
+    @property
+    def _pipe(self) -> Any:
+        return self._blocks["references"]
 
     # -- grids ---------------------------------------------------------------------------------------------------------
 
@@ -134,7 +153,9 @@ class H3Encoders:
     def decode(self, video_CFHW: Tensor, audio_SCT: Tensor, shape: ClipShape) -> tuple[Frames, Waveform]:
         """Pixels (F, H, W, 3) and sound (2, num_samples) of normalised latents."""
         config = self._vae.config
-        latents = video_CFHW[None].to(self._device) * self._column(config.latents_std) + self._column(config.latents_mean)
+        latents = video_CFHW[None].to(self._device) * self._column(config.latents_std) + self._column(
+            config.latents_mean
+        )
         pixels = self._vae.decode(latents).sample
         pixels = pixels * self._column(self._pipe.pixel_std) + self._column(self._pipe.pixel_mean)
         frames = rearrange((pixels.clamp(0, 1) * 255).round().to(torch.uint8), "1 c f h w -> f h w c")

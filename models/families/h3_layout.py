@@ -200,5 +200,7 @@ def layout_key(grid: Grid, shape: ClipShape, mode: Mode, sizes: Mapping[str, Seq
     words = (mode, "x".join(map(str, video_FHW)), f"sound {num_audio_latents}", f"text {num_text}", *map(str, places))
     num_rows = num_text + grid.rows(video_FHW) + num_sides * num_audio_latents
     num_rows += len(KEYFRAMES.get(mode, ())) * grid.rows((grid.patch[0], *video_FHW[1:]))
-    num_rows += sum((grid.rows(place.grid) if place.grid else 0) + num_sides * place.num_audio_latents for place in places)
+    num_rows += sum(
+        (grid.rows(place.grid) if place.grid else 0) + num_sides * place.num_audio_latents for place in places
+    )
     return ", ".join(words), num_rows

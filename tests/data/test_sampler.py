@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.candidates import Candidates, candidates_of
-from data.records import Stage
 from data.sampler import NUM_SEGMENTS, Sampler, StepBatch, opened, share
+from data.stage import Stage
 
 ALL = ("t2va", "fl2va", "ref2va.0", "ref2va.1")
 

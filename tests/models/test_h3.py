@@ -73,7 +73,12 @@ def test_generation_equals_the_stock_pipeline(base: Path, family: Family, mode: 
     if mode == "ref2va":
         assert REFERENCES[0].frames_FHWC is not None
         seen, heard = OTHER.frames_FHWC, torch.from_numpy(OTHER.waveform_CT)
-        given = {"references": [MiniMaxH3ImageReference(Image.fromarray(seen[5])), MiniMaxH3VideoReference(seen, 24.0, heard)]}
+        given = {
+            "references": [
+                MiniMaxH3ImageReference(Image.fromarray(seen[5])),
+                MiniMaxH3VideoReference(seen, 24.0, heard),
+            ]
+        }
     frames, sound = stock(base, mode, prompt=SCENE.caption, **given)
     made = family.generate(condition_of(family, mode), SHAPE, seed=11, num_inference_steps=4)
     ours = family.encoders.decode(*made, SHAPE)
@@ -96,7 +101,9 @@ def test_generation_repeats_by_seed_and_follows_its_conditions(family: Family) -
 
 
 def batch_of(store_folder: Path, variant: str, *entries: int) -> Batch:
-    drawn = StepBatch(0, variant.split(".")[0], tuple(f"clip-{index}@small" for index in entries), (variant,) * len(entries))
+    drawn = StepBatch(
+        0, variant.split(".")[0], tuple(f"clip-{index}@small" for index in entries), (variant,) * len(entries)
+    )
     return read_batch(LatentStore(store_folder), drawn)
 
 

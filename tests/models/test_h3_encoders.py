@@ -36,7 +36,9 @@ def test_a_batch_encodes_as_its_items_do(encoders: Encoders) -> None:
                 encoders.encode_picture(frames[index : index + 1], posterior),
                 encoders.encode_sound(sound[index : index + 1], SHAPE, posterior),
             )
-            assert (alone[0][0] - together[0][index]).abs().max() < 1e-5  # not bit equal: convolutions sum in another order
+            assert (
+                alone[0][0] - together[0][index]
+            ).abs().max() < 1e-5  # not bit equal: convolutions sum in another order
             assert (alone[1][0] - together[1][index]).abs().max() < 1e-5
     assert [tuple(array.shape[1:]) for array in together] == list(encoders.latent_shapes(SHAPE))
 
@@ -131,7 +133,9 @@ def test_texts_see_their_keyframes_and_refuse_other_numbers(encoders: Encoders) 
 
 
 def test_references_are_named_by_place_and_kind(encoders: Encoders) -> None:
-    sizes = {name: tuple(array.shape) for name, array in encoders.encode_references([SOUND, VIDEO, IMAGE], SHAPE).items()}
+    sizes = {
+        name: tuple(array.shape) for name, array in encoders.encode_references([SOUND, VIDEO, IMAGE], SHAPE).items()
+    }
     assert sizes == {
         "0/audio": (2, 32, 37),
         "1/video": (24, 7, 8, 8),

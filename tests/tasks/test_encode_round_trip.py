@@ -115,7 +115,9 @@ def store(tmp_path_factory: pytest.TempPathFactory, make_clip: Callable[..., Cli
 
 
 @pytest.fixture
-def pair(request: pytest.FixtureRequest, store: LatentStore, encoders: Encoders) -> Iterator[tuple[Media, Media, Media]]:
+def pair(
+    request: pytest.FixtureRequest, store: LatentStore, encoders: Encoders
+) -> Iterator[tuple[Media, Media, Media]]:
     """The ideal clip, what the autoencoders make of it, and what comes back from the store of the film."""
     row = store.index.row(list(FILMS).index(request.param))
     clip = ideal(FILMS[request.param], row.shape)
@@ -150,7 +152,9 @@ def test_a_clip_comes_back_as_the_autoencoders_would_bring_the_ideal_one(pair: t
     assert error_db(found.frames_FHWC, clip.frames_FHWC) <= error_db(own.frames_FHWC, clip.frames_FHWC) + 0.5
     for side in range(2):
         assert abs(lag_s(own.waveform_CT[side], found.waveform_CT[side], 8000)) <= MAX_SKEW_S
-        allowed = error_db(own.waveform_CT[side], clip.waveform_CT[side]) + 3  # sound was coded with loss, and the tiny autoencoder is touchy
+        allowed = (
+            error_db(own.waveform_CT[side], clip.waveform_CT[side]) + 3
+        )  # sound was coded with loss, and the tiny autoencoder is touchy
         assert error_db(found.waveform_CT[side], clip.waveform_CT[side]) <= allowed
     loud = [np.abs(media.waveform_CT).max(axis=1) for media in (own, found)]
     np.testing.assert_allclose(loud[1], loud[0], rtol=0.2)
