@@ -20,9 +20,9 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
+from pyarrow import parquet
 
-arrow, pq = cast(Any, pa), cast(Any, pa.parquet)
+arrow, pq = cast(Any, pa), cast(Any, parquet)
 ROUNDS, BATCHES = 5, 2000
 VARIANTS = ("t2va", "fl2va", "ref2va.0")
 CANVASES = {"small": ((64, 64), (48, 80)), "large": ((128, 128), (96, 160))}
