@@ -61,7 +61,7 @@ def candidates_of(index: LatentIndex, curriculum: Any = None) -> Candidates:
         ValueError: the curriculum is one of other latents.
     """
     names = ["entry", "group", "canvas", "has_audio", "num_frames", "frame_rate", "variants", "layouts", "num_tokens"]
-    table = index.table.filter(pc.equal(index.table["split"], "train")).select(names)
+    table = index.table.select(names).filter(pc.equal(index.table["split"], "train"))
     entries = table["entry"].combine_chunks()
     if not pc.all(pc.less(entries[:-1], entries[1:])).as_py():  # `encode` sorts it; so this is a matter of trust
         table = table.take(pc.sort_indices(entries))

@@ -6,6 +6,7 @@ Both are closed forms: the first batch of a resumed run costs what every other o
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ ROUNDS = 6
 """Of the Feistel network; four already make a permutation that nobody can tell from a random one (Luby and Rackoff
 1988, doi 10.1137/0217022)."""
 SMALL = 256
-"""Up to this count the whole permutation is sorted out: as quick, and a network of so few bits has few permutations."""
+"""Up to this count the whole permutation is sorted out: as quick, and so small a network has few permutations."""
 WEIGHT_BITS = 40
 """Rates are rounded to this many bits, so that counts are exact integers on every machine."""
 
@@ -34,8 +35,8 @@ def mixed(numbers: Numbers) -> Numbers:
 def shuffled(places: Places, count: int, *key: int) -> Places:
     """What lies at some places of `count` shuffled things; neither time nor memory grows with `count`.
 
-    Numbers above `SMALL` pass a Feistel network over the next even number of bits, again until they fall below
-    `count` (Black and Rogaway 2002, "cycle-walking").
+    Above `SMALL`, places pass a Feistel network over the next square number, again where they fall beyond `count`
+    (Black and Rogaway 2002, doi 10.1007/3-540-45760-7_9: generalised Feistel, cycle walking).
 
     Args:
         places: From 0, below `count`.
@@ -46,15 +47,14 @@ def shuffled(places: Places, count: int, *key: int) -> Places:
     if count <= SMALL:
         step = np.uint64(0x9E3779B97F4A7C15)
         return np.argsort(mixed(np.arange(count, dtype=np.uint64) * step + keys[0]), kind="stable")[places]
-    half = np.uint64(((count - 1).bit_length() + 1) // 2)
-    low = np.uint64((1 << int(half)) - 1)
+    side = np.uint64(math.isqrt(count - 1) + 1)
     result = places.astype(np.uint64)
     outside = np.arange(len(result))
     while len(outside):
-        left, right = result[outside] >> half, result[outside] & low
+        left, right = result[outside] // side, result[outside] % side
         for secret in keys:
-            left, right = right, left ^ (mixed(right + secret) & low)
-        result[outside] = (left << half) | right
+            left, right = right, (left + mixed(right + secret)) % side
+        result[outside] = left * side + right
         outside = outside[result[outside] >= count]
     return result.astype(np.int64)
 
@@ -91,7 +91,11 @@ class Fork(NamedTuple):
 
 
 def forked(rates: Sequence[float]) -> Fork:
-    """The tree for decks with these rates, common decks near its root (Huffman 1952), where rounding errs least."""
+    """The tree for decks with these rates, common decks near its root (Huffman 1952), where rounding errs least.
+
+    No deck is ever two steps away from its exact share: each fork adds at most half a step, and passes on what came
+    from above by its own share, in such a tree two thirds at most except at the leaf.
+    """
     scale = 2**WEIGHT_BITS / max(rates)
     weights = [max(1, round(rate * scale)) for rate in rates]
     heap = [(weight, number, Fork(weight, number)) for number, weight in enumerate(weights)]

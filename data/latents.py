@@ -197,7 +197,11 @@ class LatentStore:
                     raise Broken(f"latent shard {folder}/{name} is missing; run `soundstage encode` again")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}
+        return {**self.__dict__, "_open": OrderedDict(), "index": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.index = LatentIndex(self._fetched(INDEX))  # half a GB for a million clips: read, never sent
 
     def verify(self) -> None:
         """Read every byte of the store.

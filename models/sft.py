@@ -6,51 +6,22 @@ Letters: B clips of a batch; see `models.families` for the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, cast
 
 import lightning
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data import Sampler as TorchSampler
 from tqdm import tqdm
 
 from data.conditions import Mode
 from data.latents import LatentStore
-from data.sampler import Sampler, StepBatch
+from data.sampler import StepBatch
 from data.stage import Stage
 from models.families import Arrays, Batch, Family
 from models.flow_matching import draw
 
 NUM_BINS = 10
 """Noise levels are reported in tenths of the uniform draw."""
-
-
-class Steps(Dataset[tuple[StepBatch, Batch]]):
-    """The batch of every step, read from the latent store."""
-
-    def __init__(self, sampler: Sampler, store: LatentStore) -> None:
-        self._sampler = sampler
-        self._store = store
-
-    def __getitem__(self, step: int) -> tuple[StepBatch, Batch]:
-        drawn = self._sampler.batch(step)
-        return drawn, read_batch(self._store, drawn)
-
-
-class Remaining(TorchSampler[int]):
-    """Steps from where a run continues to its end; its length is the whole run's, as Lightning counts."""
-
-    def __init__(self, first_step: int, num_steps: int) -> None:
-        self._first_step = first_step
-        self._num_steps = num_steps
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self._first_step, self._num_steps))
-
-    def __len__(self) -> int:
-        return self._num_steps
 
 
 def read_batch(store: LatentStore, drawn: StepBatch) -> Batch:
@@ -71,21 +42,6 @@ def read_batch(store: LatentStore, drawn: StepBatch) -> Batch:
         conditions=arrays,
         frame_rate=rows[0].frame_rate,
     )
-
-
-def loader(sampler: Sampler, store: LatentStore, first_step: int, num_steps: int) -> Any:
-    """Batches from `first_step` on, one a step."""
-    return DataLoader(
-        Steps(sampler, store),
-        sampler=Remaining(first_step, num_steps),
-        batch_size=None,
-        collate_fn=unchanged,
-    )
-
-
-def unchanged(batch: Any) -> Any:
-    """The batch itself: it was stacked when it was read."""
-    return batch
 
 
 def learning_rate_factor(step: int, stage: Stage) -> float:
