@@ -9,9 +9,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from data.candidates import candidates_of
 from data.files import sha256
 from data.latents import LatentStore
-from data.sampler import Candidate, Sampler
+from data.sampler import Sampler
 from data.stage import Stage
 from models import adapters
 from models.families import Family, load_family
@@ -32,7 +33,6 @@ def trained(
     family, store = load_family(base), LatentStore(store_folder)
     if plan.method == "lora":
         adapters.add(family, plan.lora_rank, 0)
-    candidates = [Candidate(row.clip_id, row.layout, replay=False) for row in store.rows.values()]
     module = SupervisedFineTuning(family, plan, seed=0)
     losses = family.losses
     calls = iter(range(1000))
@@ -43,7 +43,15 @@ def trained(
         return losses(*arguments)
 
     family.losses = crashing  # type: ignore[method-assign]
-    train.fit(module, Sampler(candidates, plan, 0), store, work, {"plan": plan.model_dump()}, "cpu", save_every=2)
+    train.fit(
+        module,
+        Sampler(candidates_of(store.index), plan, 0),
+        store,
+        work,
+        {"plan": plan.model_dump()},
+        "cpu",
+        save_every=2,
+    )
     return family, module
 
 
