@@ -2,7 +2,7 @@
 
 | no. | what comes in | tests |
 |---|---|---|
-| 1 | no sound | `no sound`; test_h3.py::test_a_perfect_velocity_has_no_loss_and_silence_carries_none |
+| 1 | no sound | `no sound`; test_h3.py::test_silence_carries_no_loss_and_neither_gives_nor_learns_sound |
 | 2 | mono | `mono` |
 | 3 | one silent side | `one side`, `one side unwanted`; test_evaluate.py::test_a_dead_side_is_left_out_of_the_stereo_measure |
 | 4 | more than two channels | `5.1`, `7.1`, `unknown layout`, `too many channels` |
@@ -10,7 +10,7 @@
 | 6 | sound or picture late | `late sound`, `early sound`, `late both`, `sound an hour before`, `sound after`; test_sync.py::test_frames_and_sound_stand_where_they_were_put |
 | 7 | any frame rate | `23.976`, `25`, `29.97`, `50`, `60`, `65521/2184`, `too slow`, `too fast` |
 | 8 | variable rate, more frames promised than shown | `variable rate`, `trimmed on the phone`, `lying duration` |
-| 9 | frames that fill no whole clip | `rest`; test_encode.py::test_a_shape_off_the_grid_is_refused_before_anything_is_encoded |
+| 9 | frames that fill no whole clip | `rest`; test_encode.py::test_what_the_family_cannot_do_is_refused_before_anything_is_encoded |
 | 10 | very short | `short`, `one frame`; test_cut.py::test_a_source_too_short_for_a_clip_is_a_reject_with_its_longest_shot |
 | 11 | odd, tiny, huge, thin | `odd`, `tiny`, `huge`, `thin`; test_measure.py::test_picture_larger_than_the_limit_is_refused_before_it_is_decoded |
 | 12 | turned | `turned 90`, `turned 180`, `turned 270`; test_media.py::test_rotated_film_is_shown_upright |
@@ -23,7 +23,7 @@
 | 19 | a reference is absent | test_cases.py::test_a_clip_without_its_reference_is_left_out_before_anything_trains |
 | 20 | fewer clips than a batch | test_sampler.py::test_fewer_clips_than_a_batch_are_refused_with_both_numbers |
 | 21 | sound that is none | `no samples`, `all zeros`, `noise for packets`, `noise from the middle`; test_cases.py::test_a_sound_file_that_holds_none_is_named |
-| 22 | latents of another model | test_encode.py::test_latents_of_another_model_or_shape_or_sound_are_never_taken; test_curriculum.py::test_a_curriculum_of_other_latents_is_refused |
+| 22 | latents of another model | test_encode.py::test_only_what_changed_is_made_again_and_never_because_a_file_moved; test_sampler.py::test_a_curriculum_of_other_latents_is_refused |
 | 23 | killed or disk full while saving | test_files.py::test_a_killed_writer_leaves_the_old_content_and_the_next_one_sweeps_up; test_ingest.py::test_a_machine_that_is_full_stops_the_run_and_blames_no_file |
 | 24 | resumed with other data or more processes | test_sft.py::test_states_of_other_settings_or_altered_bytes_are_not_taken; test_sampler.py::test_a_batch_depends_on_seed_and_step_alone |
 

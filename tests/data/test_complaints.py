@@ -25,11 +25,11 @@
 | moviepy 2284, NVEnc 386 | streams that do not start at zero drift apart | `offsets`; test_sync.py::test_frames_and_sound_stand_where_they_were_put |
 | musubi-tuner 1127 | sound tens of milliseconds late, as captured | `offsets` |
 | musubi-tuner 1066 | gaps between clips of one film | `one shot` |
-| musubi-tuner 1100 | a cache of another shape | test_encode.py::test_latents_of_another_model_or_shape_or_sound_are_never_taken |
+| musubi-tuner 1100 | a cache of another shape | test_encode.py::test_only_what_changed_is_made_again_and_never_because_a_file_moved |
 | musubi-tuner 619 | large pictures fill the memory | test_measure.py::test_picture_larger_than_the_limit_is_refused_before_it_is_decoded |
 | a fork of musubi-tuner 83 | sound that fails to decode is only logged | test_cases.py::test_every_case_has_its_treatment_or_is_left_out_by_name |
 | SimpleTuner 2537, 2350 | silent films divide by zero; sound is not seen | test_cases.py::test_every_case_has_its_treatment_or_is_left_out_by_name |
-| OneTrainer 1134 | the resolution is no part of the cache's key | test_encode.py::test_latents_of_another_model_or_shape_or_sound_are_never_taken |
+| OneTrainer 1134 | the resolution is no part of the cache's key | test_encode.py::test_only_what_changed_is_made_again_and_never_because_a_file_moved |
 | Model-Optimizer 1082 | row numbers as keys: another clip's latents | test_ingest.py::test_a_grown_or_renamed_set_measures_only_what_is_new |
 | DALI 2221, 5489 | a damaged film kills the process | test_ingest.py::test_a_decoder_that_crashes_costs_one_file |
 
