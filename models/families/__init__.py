@@ -147,8 +147,10 @@ class Encoders(Protocol):
         ...
 
     def text_of(self, variant: str) -> str:
-        """Name under which a variant's text is stored: variants with the same text share it, and one that begins with
-        `shared/` has the same text for all clips."""
+        """Name under which a variant's text is stored: variants with the same text share it.
+
+        One that begins with `shared/` has the same text for all clips.
+        """
         ...
 
     def layout(self, shape: ClipShape, mode: Mode, conditions: Mapping[str, Sequence[int]]) -> tuple[str, int]:
@@ -221,7 +223,11 @@ def encode_condition(
     given = {name: frame for name, frame in (("first", first), ("last", last)) if frame is not None}
     if given and references:
         raise ValueError("keyframes and references cannot be given together")
-    keyed: dict[tuple[str, ...], Mode] = {("first",): "fl2va_first", ("last",): "fl2va_last", ("first", "last"): "fl2va"}
+    keyed: dict[tuple[str, ...], Mode] = {
+        ("first",): "fl2va_first",
+        ("last",): "fl2va_last",
+        ("first", "last"): "fl2va",
+    }
     mode: Mode = keyed[tuple(given)] if given else "ref2va" if references else "t2va"
     text = encoders.encode_text(mode, prompt, list(given.values()), references, shape)
     arrays = {f"text/{name}": array for name, array in text.items()}
@@ -241,7 +247,9 @@ def class_of(base: Path) -> str:
     for name in ("modular_model_index.json", "model_index.json"):
         if (base / name).is_file():
             return str(json.loads((base / name).read_text(encoding="utf-8"))["_class_name"])
-    raise RuntimeError(f"no model in {base} (no modular_model_index.json or model_index.json); set `base` to a diffusers folder")
+    raise RuntimeError(
+        f"no model in {base} (no modular_model_index.json or model_index.json); set `base` to a diffusers folder"
+    )
 
 
 def load_encoders(base: Path, *, device: str = "cpu") -> Encoders:

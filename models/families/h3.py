@@ -8,14 +8,12 @@ T sound latents, D text width, R rows of the packed sequence.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from diffusers import MiniMaxH3Scheduler, MiniMaxH3Transformer3DModel
-from diffusers.modular_pipelines import MiniMaxH3ModularPipeline
 from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3SetTimestepsStep, patchify_video_latents
 from einops import rearrange
 from torch import Tensor
@@ -23,10 +21,10 @@ from torch import Tensor
 from data.conditions import KEYFRAMES, NEED_SOUND, Mode
 from data.records import ClipShape
 from models.families import Arrays, Batch, Condition, Encoders, Losses, forget_place
-from models.families.h3_layout import Grid, Layout, packed, places_of
+from models.families.h3_layout import Grid, Layout, constant, packed, places_of, sketches
 from models.flow_matching import Draw, noised, shifted, velocity
 
-PINNED = cast(float, cast(Any, MiniMaxH3ModularPipeline.keyframe_noise_aug).fget(None))
+PINNED: float = constant("keyframe_noise_aug")
 """Timestep that keyframes and visual references are held at, just short of clean."""
 
 
@@ -48,24 +46,29 @@ class H3:
 
     def __init__(self, base: Path, *, device: str = "cpu") -> None:
         self._base, self._device = base, device
-        self.grid = Grid.of(base)
+        self.grid = Grid.of(sketches(base))
         self.transformer: torch.nn.Module = loaded(base / "transformer").to(device)
         self._schedulers = [
             cast(Any, MiniMaxH3Scheduler).from_pretrained(str(base), subfolder=name)
             for name in ("scheduler", "audio_scheduler")
         ]
+        self._encoders: Encoders | None = None
         self._layouts: dict[tuple[Any, ...], Layout] = {}
 
-    @cached_property
+    @property
     def encoders(self) -> Encoders:
         """Autoencoders and text side, loaded when first used."""
         from models.families.h3_encoders import H3Encoders
 
-        return H3Encoders(self._base, device=self._device)
+        if self._encoders is None:
+            self._encoders = H3Encoders(self._base, device=self._device)
+        return self._encoders
 
     # -- the packed sequence -------------------------------------------------------------------------------------------
 
-    def layout(self, mode: Mode, conditions: Mapping[str, Tensor], video_FHW: tuple[int, ...], num_audio: int) -> Layout:
+    def layout(
+        self, mode: Mode, conditions: Mapping[str, Tensor], video_FHW: tuple[int, ...], num_audio: int
+    ) -> Layout:
         """The stock layout of text, conditions, sound and picture; the same object for the same arguments.
 
         Args:

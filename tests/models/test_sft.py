@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import safetensors.torch
@@ -12,17 +12,28 @@ import torch
 from data.files import sha256
 from data.latents import LatentStore
 from data.records import Stage
-from data.sampler import Candidate, Sampler
+from data.sampler import StepBatch
 from models import adapters
 from models.families import Family, load_family
 from models.resume import States
-from models.sft import SupervisedFineTuning
+from models.sft import SupervisedFineTuning, read_batch
 from tasks import train
 
 
 def stage(**changes: Any) -> Stage:
     settings = {"conditions": {"t2va": 0.5, "fl2va": 0.5}, "num_steps": 6, "batch_size": 2, "learning_rate": 3e-3}
     return Stage.model_validate({**settings, "warmup_steps": 1, **changes})
+
+
+class Turns:
+    """Deals two clips a step, modes in turn."""
+
+    epoch_length = 4
+
+    def batch(self, step: int) -> StepBatch:
+        mode = ("t2va", "fl2va", "ref2va", "a2v")[step % 4]
+        entries = tuple(f"clip-{(2 * step + place) % 4}@small" for place in range(2))
+        return StepBatch(step, mode, entries, ("ref2va.0" if mode == "ref2va" else mode,) * 2)
 
 
 def trained(
@@ -32,7 +43,6 @@ def trained(
     family, store = load_family(base), LatentStore(store_folder)
     if plan.method == "lora":
         adapters.add(family, plan.lora_rank, 0)
-    candidates = [Candidate(row.clip_id, row.layout, replay=False) for row in store.rows.values()]
     module = SupervisedFineTuning(family, plan, seed=0)
     losses = family.losses
     calls = iter(range(1000))
@@ -43,7 +53,7 @@ def trained(
         return losses(*arguments)
 
     family.losses = crashing  # type: ignore[method-assign]
-    train.fit(module, Sampler(candidates, plan, 0), store, work, {"plan": plan.model_dump()}, "cpu", save_every=2)
+    train.fit(module, cast(Any, Turns()), store, work, {"plan": plan.model_dump()}, "cpu", save_every=2)
     return family, module
 
 
@@ -109,3 +119,20 @@ def test_same_seed_gives_the_same_checkpoint_bytes(base: Path, store_folder: Pat
         train.write_checkpoint(tmp_path / name, family, module, {})
         digests.append(sha256(tmp_path / name))
     assert digests[0] == digests[1]
+
+
+def test_a_batch_is_what_the_store_holds_of_its_entries(store_folder: Path) -> None:
+    store = LatentStore(store_folder)
+    batch = read_batch(store, StepBatch(0, "fl2va", ("clip-4@small", "clip-5@small"), ("fl2va", "fl2va")))
+    rows = [store.index.row(place) for place in (4, 5)]
+    assert batch.mode == "fl2va"
+    assert batch.frame_rate == 24
+    assert batch.has_audio_B.tolist() == [1, 0]
+    assert set(batch.conditions) == {"text/rows", "text/tags", "keyframe/first", "keyframe/last"}
+    for index, row in enumerate(rows):
+        assert torch.equal(batch.video_BCFHW[index], store.read(row, "video"))
+        assert torch.equal(batch.audio_BSCT[index], store.read(row, "audio"))
+        assert torch.equal(batch.conditions["keyframe/last"][index], store.read(row, "keyframe/last"))
+        assert torch.equal(batch.conditions["text/rows"][index], store.read(row, "text/fl2va/rows"))
+    mixed = read_batch(store, StepBatch(0, "t2va", ("clip-1@small",), ("t2va-uncaptioned",)))
+    assert mixed.conditions["text/rows"].shape == (1, 1, 32)
