@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -33,6 +34,7 @@ class Variant(NamedTuple):
         return f"{self.mode}{number}{'' if self.captioned else '-uncaptioned'}"
 
     @classmethod
+    @functools.lru_cache(maxsize=256)
     def parse(cls, text: str) -> Variant:
         """The variant that `str` gave this name.
 

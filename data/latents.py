@@ -3,7 +3,7 @@
 An *entry* is one clip at one canvas. Its arrays, by part and name:
 
     picture     video (C, F, H, W); keyframe/first and keyframe/last (C, H, W)
-    sound       audio (2, C, T), the two sides
+    sound       audio (S, C, T): S = 2 sides, or 1 for networks that take both at once
     text        text/VARIANT/NAME, what the family's text side makes of the caption, after projection
     references  references/SET/PLACE/image, /video or /audio; a video with sound has both
 
@@ -12,6 +12,7 @@ Reads are memory-mapped and random by entry. A part is valid only for the finger
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 from collections import OrderedDict
@@ -20,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data.conditions import KEYFRAMES, Variant
-from data.files import sha256, whole, write_records, write_text
+from data.files import sha256, write_records, write_text
+from data.latent_shards import Broken, Shard, checksum, opened
 from data.records import ClipShape, Frozen
 from data.remote import is_remote, local
 
@@ -39,8 +40,6 @@ PART_OF = {"video": "picture", "keyframe": "picture", "audio": "sound", "text": 
 SHARED = "shared"
 """Entry of the arrays that every clip shares, such as the text of no caption; in the index it has no row."""
 INDEX, RECORD = "index.parquet", "fingerprint.json"
-HEADER = "soundstage"
-"""Key of our metadata in a shard's header: one JSON text, since several keys would come in another order every time."""
 OPEN_SHARDS = 256
 """Shards that one process keeps mapped: far below the 65,530 maps that Linux allows."""
 
@@ -80,8 +79,14 @@ class LatentRow(Frozen):
         return ClipShape(**{name: getattr(self, name) for name in names})
 
 
-class Broken(RuntimeError):
-    """A shard or an index that may not be used; the message names it."""
+class Entry(NamedTuple):
+    """What reading an entry takes: the few columns of its row that are needed for every batch."""
+
+    entry: str
+    shard: str
+    keys: tuple[str, ...]
+    has_audio: bool
+    frame_rate: int
 
 
 def fingerprint_of(parts: object) -> str:
@@ -92,26 +97,6 @@ def fingerprint_of(parts: object) -> str:
 def shard_name(part: str, shard: str) -> str:
     """File name of one part of a shard."""
     return f"{part}-{shard}.safetensors"
-
-
-def checksum(array: Tensor) -> str:
-    """XXH3 of an array's bytes: finds every accident; malice is what the shards' SHA-256 is for."""
-    import torch
-    import xxhash
-
-    return xxhash.xxh3_64_hexdigest(array.contiguous().view(-1).view(torch.uint8).numpy())
-
-
-def write_shard(path: Path, entries: Mapping[str, Mapping[str, Tensor]], keys: Mapping[str, str]) -> None:
-    """Write one part of some entries as one safetensors file; its header holds their keys and every checksum."""
-    import safetensors.torch
-
-    flat = {
-        f"{entry}/{name}": array.contiguous() for entry, arrays in entries.items() for name, array in arrays.items()
-    }
-    header = {"keys": dict(keys), "sums": {name: checksum(array) for name, array in flat.items()}}
-    with whole(path) as temporary:
-        safetensors.torch.save_file(flat, temporary, {HEADER: json.dumps(header, sort_keys=True)})
 
 
 def write_index(store: Path, rows: Sequence[LatentRow], record: Mapping[str, object]) -> str:
@@ -146,38 +131,36 @@ class LatentIndex:
         if missing:
             raise Broken(f"latent index {path} lacks {', '.join(sorted(missing))}; run `soundstage encode` again")
 
+        self._columns = {name: self.table[name] for name in Entry._fields}
+
     def __len__(self) -> int:
         return cast(int, self.table.num_rows)
 
+    def entry(self, place: int) -> Entry:
+        """What reading the entry at a place takes."""
+        values = [self._columns[name][place].as_py() for name in Entry._fields]
+        return Entry(values[0], values[1], tuple(values[2]), *values[3:])
+
     def row(self, place: int) -> LatentRow:
-        """The entry at a place."""
+        """The whole row at a place."""
         return LatentRow.model_validate(self.table.slice(place, 1).to_pylist()[0])
 
     def rows(self) -> Iterator[LatentRow]:
-        """Every entry, in order; a million take half a minute, columns take none."""
+        """Every row, in order; a million take half a minute, columns take none."""
         for batch in self.table.to_batches(max_chunksize=10_000):
             yield from map(LatentRow.model_validate, batch.to_pylist())
 
     def find(self, entry: str) -> int:
-        """Place of an entry.
+        """Place of an entry, by halving.
 
         Raises:
             KeyError: there is no such entry.
         """
-        place = cast(int, cast(Any, pc).index(self.table["entry"], entry).as_py())
-        if place < 0:
+        column = self._columns["entry"]
+        place = bisect.bisect_left(range(len(self)), entry, key=lambda place: cast(str, column[place].as_py()))
+        if place == len(self) or column[place].as_py() != entry:
             raise KeyError(entry)
         return place
-
-
-class _Shard(NamedTuple):
-    """An open shard: its tensors are views of the mapped file."""
-
-    file: Any
-    names: dict[str, list[str]]
-    """Names of the arrays of each entry."""
-    keys: dict[str, str]
-    sums: dict[str, str]
 
 
 class LatentStore:
@@ -187,7 +170,7 @@ class LatentStore:
 
     Args:
         folder: Where `encode` wrote it, or a copy of that.
-        check: Compare every array that is read with its checksum.
+        check: Compare every array with its checksum when a process first reads it.
 
     Raises:
         Broken: the store is missing, or a shard is missing, stale or altered; the message names it.
@@ -207,14 +190,18 @@ class LatentStore:
                 f"{folder}/{RECORD} is damaged or of another version; run `soundstage encode` again"
             ) from error
         self.index = LatentIndex(self._fetched(INDEX))
-        self._open: OrderedDict[str, _Shard] = OrderedDict()
+        self._open: OrderedDict[str, Shard] = OrderedDict()
         if not is_remote(self.folder):
             for name in self.record["shards"]:
                 if not (Path(self.folder) / name).is_file():
                     raise Broken(f"latent shard {folder}/{name} is missing; run `soundstage encode` again")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}
+        return {**self.__dict__, "_open": OrderedDict(), "index": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.index = LatentIndex(self._fetched(INDEX))  # half a GB for a million clips: read, never sent
 
     def verify(self) -> None:
         """Read every byte of the store.
@@ -239,7 +226,7 @@ class LatentStore:
                 " run `soundstage encode` again"
             )
 
-    def read(self, row: LatentRow, name: str) -> Tensor:
+    def read(self, row: LatentRow | Entry, name: str) -> Tensor:
         """One array of an entry, e.g. `video`, as a view of the file; copy it before you change it.
 
         Raises:
@@ -247,15 +234,9 @@ class LatentStore:
             KeyError: the entry has no such array.
         """
         part = PART_OF[name.partition("/")[0]]
-        shard = self._shard(part, row.shard)
-        if shard.keys.get(row.entry) != row.keys[PARTS.index(part)]:
-            raise Broken(
-                f"latent shard {self.folder}/{shard_name(part, row.shard)} is stale: it does not hold the {part} of"
-                f" {row.entry} that the index names; run `soundstage encode` again"
-            )
-        return self._array(shard, part, row.shard, f"{row.entry}/{name}")
+        return self._array(self._of(row, part), part, row.shard, f"{row.entry}/{name}")
 
-    def conditions(self, row: LatentRow, variant: str) -> Arrays:
+    def conditions(self, row: LatentRow | Entry, variant: str) -> Arrays:
         """What the model is given of an entry beside noise: `text/NAME`, `keyframe/first`, `references/0/image`…"""
         facts, said = Variant.parse(variant), self.text_of[variant]
         result: Arrays = {}
@@ -273,20 +254,39 @@ class LatentStore:
             result |= self._below(row, f"references/{facts.references}/", "references/")
         return result
 
-    def names(self, row: LatentRow, part: str) -> list[str]:
+    def names(self, row: LatentRow | Entry, part: str) -> list[str]:
         """Names of an entry's arrays in a part."""
         return self._shard(part, row.shard).names.get(row.entry, [])
 
-    def _below(self, row: LatentRow, prefix: str, new_prefix: str) -> Arrays:
-        part = PART_OF[prefix.partition("/")[0]]
-        names = [name for name in self.names(row, part) if name.startswith(prefix)]
-        return {new_prefix + name.removeprefix(prefix): self.read(row, name) for name in names}
+    def _of(self, row: LatentRow | Entry, part: str) -> Shard:
+        """The shard that a part of an entry is in.
 
-    def _array(self, shard: _Shard, part: str, number: str, key: str) -> Tensor:
-        if key not in shard.sums:
-            raise KeyError(key)
-        array = cast("Tensor", shard.file.get_tensor(key))
-        if self._check and checksum(array) != shard.sums[key]:
+        Raises:
+            Broken: it is missing, or holds another one.
+        """
+        shard = self._shard(part, row.shard)
+        if shard.keys.get(row.entry) != row.keys[PARTS.index(part)]:
+            raise Broken(
+                f"latent shard {self.folder}/{shard_name(part, row.shard)} is stale: it does not hold the {part} of"
+                f" {row.entry} that the index names; run `soundstage encode` again"
+            )
+        return shard
+
+    def _below(self, row: LatentRow | Entry, prefix: str, new_prefix: str) -> Arrays:
+        part = PART_OF[prefix.partition("/")[0]]
+        shard, length = self._of(row, part), len(prefix)
+        return {
+            new_prefix + name[length:]: self._array(shard, part, row.shard, f"{row.entry}/{name}")
+            for name in shard.names.get(row.entry, ())
+            if name.startswith(prefix)
+        }
+
+    def _array(self, shard: Shard, part: str, number: str, key: str) -> Tensor:
+        array = shard.array(key)
+        wanted = (
+            shard.sums.pop(key, None) if self._check else None
+        )  # once a process: files do not rot while they are open
+        if wanted is not None and checksum(array) != wanted:
             raise Broken(
                 f"latent shard {self.folder}/{shard_name(part, number)} is altered: {key} is not what was written;"
                 " run `soundstage encode` again"
@@ -296,7 +296,7 @@ class LatentStore:
     def _fetched(self, name: str) -> Path:
         return local(f"{self.folder.rstrip('/')}/{name}") if is_remote(self.folder) else Path(self.folder) / name
 
-    def _shard(self, part: str, number: str) -> _Shard:
+    def _shard(self, part: str, number: str) -> Shard:
         name = shard_name(part, number)
         if name in self._open:
             self._open.move_to_end(name)
@@ -305,30 +305,8 @@ class LatentStore:
             raise Broken(f"latent store {self.folder} has no shard {name}; its index is of another store")
         if is_remote(self.folder):
             self.verify_file(name)  # a copy is believed once it has been read whole
-        shard = _opened(self._fetched(name), f"{self.folder}/{name}")
+        shard = opened(self._fetched(name), f"{self.folder}/{name}")
         self._open[name] = shard
         while len(self._open) > OPEN_SHARDS:
             self._open.popitem(last=False)
         return shard
-
-
-def _opened(path: Path, shown: str) -> _Shard:
-    """A shard, mapped.
-
-    Raises:
-        Broken: it is missing, cut short or no shard of ours.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        file = cast(Any, safe_open(path, framework="pt"))
-        header = json.loads(file.metadata()[HEADER])
-        keys, sums = header["keys"], header["sums"]
-        found = cast(list[str], file.keys())
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise Broken(f"latent shard {shown} is missing or damaged; run `soundstage encode` again") from error
-    names: dict[str, list[str]] = {}
-    for key in sorted(found):
-        entry, _, name = key.partition("/")
-        names.setdefault(entry, []).append(name)
-    return _Shard(file, names, keys, sums)

@@ -7,8 +7,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from data.conditions import Mode
-
 
 class Frozen(BaseModel):
     """A record that rejects unknown keys and is never edited after loading."""
@@ -335,64 +333,4 @@ class Canvas(Frozen):
                 raise ValueError(f"aspect {aspect!r} is not width:height, e.g. 16:9")
         if not self.aspects or not self.durations_s or min(self.durations_s) <= 0:
             raise ValueError("a canvas needs at least one aspect and one duration above 0 s")
-        return self
-
-
-class Stage(Frozen):
-    """One stage of the curriculum: which clips, which conditions, what is trained, how long."""
-
-    start_from: str | None = None
-    """Name of the stage whose checkpoint this one continues; None starts from the base model."""
-    after: str = ""
-    """Folder that must exist first: the base model, or the checkpoint of `start_from`. Read by dvc.yaml alone."""
-    difficulty: tuple[float, float] = (0.0, 1.0)
-    """Window of difficulty whose clips take part, from easiest (0) to hardest (1), both ends included."""
-    pacing: Literal["window", "competence"] = "window"
-    """`window` draws from all of the window at once; `competence` opens it from its easy end as the stage goes on
-    (Platanios et al. 2019, arXiv 1903.09848, equation 7)."""
-    competence_start: float = Field(default=0.2, gt=0, le=1)
-    """Share of the window that is open at the first step of `competence` pacing."""
-    canvases: tuple[str, ...] = ()
-    """Names of the canvases to draw from; empty is all."""
-    max_duration_s: float | None = Field(default=None, gt=0)
-    """Clips up to this long take part, s; None is all."""
-    mixture: dict[str, float] = Field(default_factory=dict)
-    """Weight of each group of clips; groups that are not named are left out. Empty draws every clip alike."""
-    replay_share: float = Field(default=0.0, ge=0, lt=1)
-    """Floor of replay: share of the drawn clips that come from `replay_groups`, so that old skills do not vanish."""
-    replay_groups: tuple[str, ...] = ()
-    """Groups to replay; empty replays what is easier than the window."""
-    conditions: dict[Mode, float]
-    """Share of the drawn clips that each conditioning mode gets."""
-    caption_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of draws whose caption is left out; needs `encode.uncaptioned`."""
-    method: Literal["full", "lora"] = "full"
-    """`lora` trains adapters only; `full` the transformer."""
-    freeze_text_side: bool = False
-    """Leave what takes the text in as it is: a first stage of two, before a light end-to-end one."""
-    num_steps: int = Field(gt=0)
-    batch_size: int = Field(default=4, gt=0)
-    """Clips an optimiser update sees, at most."""
-    max_tokens: int | None = Field(default=None, gt=0)
-    """Rows of packed sequence an update sees, at most: long clips come in smaller batches. None sets no limit."""
-    optimizer: Literal["adamw"] = "adamw"
-    learning_rate: float = Field(gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    lora_rank: int = Field(default=16, gt=0)
-    warmup_steps: int = Field(default=20, ge=0)
-
-    @model_validator(mode="after")
-    def _is_no_contradiction(self) -> Stage:
-        total = sum(self.conditions.values())
-        if abs(total - 1) > 1e-6 or min(self.conditions.values()) < 0:
-            raise ValueError(f"conditions sum to {total:g}; they are shares and must sum to 1")
-        low, high = self.difficulty
-        if not 0 <= low <= high <= 1:
-            raise ValueError(f"difficulty {low:g} to {high:g} is no window between 0 and 1")
-        if self.replay_share > 0 and not self.replay_groups and low == 0:
-            raise ValueError("replay_share > 0 needs replay_groups, or a difficulty window that leaves easy clips out")
-        if self.mixture and (min(self.mixture.values()) < 0 or sum(self.mixture.values()) <= 0):
-            raise ValueError("mixture: weights must not be below 0, and not all 0")
-        if self.method == "lora" and self.freeze_text_side:
-            raise ValueError("freeze_text_side means nothing for method lora, which trains adapters only")
         return self

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from data.records import Clip, ClipShape, Frozen, Source
 
-if TYPE_CHECKING:
-    from models.families import Reference
-
 Kind = Literal["image", "video", "audio"]
+
+
+class Reference(NamedTuple):
+    """A picture, video or sound that a generation is conditioned on; their order carries meaning."""
+
+    kind: Kind
+    frames_FHWC: NDArray[np.uint8] | None = None
+    """At the family's rate; one frame for an image; None for sound alone."""
+    waveform_CT: NDArray[np.float32] | None = None
+    """Stereo at the family's rate; None for an image or a silent video."""
 
 
 class References(Frozen):
@@ -122,7 +130,6 @@ def read(pick: Pick, shape: ClipShape) -> Reference:
     """
     from data.media import read_clip, read_excerpt
     from data.remote import local
-    from models.families import Reference
 
     path, sound_path = local(pick.path), None if pick.sound_path is None else local(pick.sound_path)
     length_s = min(pick.end_s - pick.start_s, float(shape.duration_s))

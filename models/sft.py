@@ -6,80 +6,42 @@ Letters: B clips of a batch; see `models.families` for the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, cast
 
 import lightning
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data import Sampler as TorchSampler
 from tqdm import tqdm
 
 from data.conditions import Mode
 from data.latents import LatentStore
-from data.records import Stage
-from data.sampler import Sampler, StepBatch
-from models.families import Batch, Family
+from data.sampler import StepBatch
+from data.stage import Stage
+from models.families import Arrays, Batch, Family
 from models.flow_matching import draw
 
 NUM_BINS = 10
 """Noise levels are reported in tenths of the uniform draw."""
 
 
-class Steps(Dataset[tuple[StepBatch, Batch]]):
-    """The batch of every step, read from the latent store."""
-
-    def __init__(self, sampler: Sampler, store: LatentStore) -> None:
-        self._sampler = sampler
-        self._store = store
-
-    def __getitem__(self, step: int) -> tuple[StepBatch, Batch]:
-        drawn = self._sampler.batch(step)
-        return drawn, read_batch(self._store, drawn)
-
-
-class Remaining(TorchSampler[int]):
-    """Steps from where a run continues to its end; its length is the whole run's, as Lightning counts."""
-
-    def __init__(self, first_step: int, num_steps: int) -> None:
-        self._first_step = first_step
-        self._num_steps = num_steps
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self._first_step, self._num_steps))
-
-    def __len__(self) -> int:
-        return self._num_steps
-
-
 def read_batch(store: LatentStore, drawn: StepBatch) -> Batch:
     """Stack the latents and conditions of the drawn entries."""
-    rows = [store.index.row(store.index.find(entry)) for entry in drawn.entries]
-    given = [store.conditions(row, variant) for row, variant in zip(rows, drawn.variants, strict=True)]
+    rows = [store.index.entry(store.index.find(entry)) for entry in drawn.entries]
+    arrays: Arrays = {}
+    for place, (row, variant) in enumerate(zip(rows, drawn.variants, strict=True)):
+        read = {"video": store.read(row, "video"), "audio": store.read(row, "audio"), **store.conditions(row, variant)}
+        if not arrays:
+            arrays = {name: array.new_empty((len(rows), *array.shape)) for name, array in read.items()}
+        for name, array in read.items():  # at once, while the processor's cache still has it from its checksum
+            arrays[name][place] = array
     return Batch(
         mode=cast(Mode, drawn.mode),
-        video_BCFHW=torch.stack([store.read(row, "video") for row in rows]),
-        audio_BSCT=torch.stack([store.read(row, "audio") for row in rows]),
+        video_BCFHW=arrays.pop("video"),
+        audio_BSCT=arrays.pop("audio"),
         has_audio_B=torch.tensor([float(row.has_audio) for row in rows]),
-        conditions={name: torch.stack([arrays[name] for arrays in given]) for name in given[0]},
+        conditions=arrays,
         frame_rate=rows[0].frame_rate,
     )
-
-
-def loader(sampler: Sampler, store: LatentStore, first_step: int, num_steps: int) -> Any:
-    """Batches from `first_step` on, one a step."""
-    return DataLoader(
-        Steps(sampler, store),
-        sampler=Remaining(first_step, num_steps),
-        batch_size=None,
-        collate_fn=unchanged,
-    )
-
-
-def unchanged(batch: Any) -> Any:
-    """The batch itself: it was stacked when it was read."""
-    return batch
 
 
 def learning_rate_factor(step: int, stage: Stage) -> float:
@@ -125,9 +87,11 @@ class SupervisedFineTuning(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> Any:
-        """AdamW over what is trainable, without weight decay, as the field tunes H3."""
+        """AdamW over what is trainable, by default without weight decay, as the field tunes H3."""
         trainable = [parameter for parameter in self.transformer.parameters() if parameter.requires_grad]
-        optimiser = torch.optim.AdamW(trainable, self.stage.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        optimiser = torch.optim.AdamW(
+            trainable, self.stage.learning_rate, betas=(0.9, 0.95), weight_decay=self.stage.weight_decay
+        )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_factor(step, self.stage))
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

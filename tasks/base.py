@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import Field
 
 from data.files import remove, sha256, whole, write_text
-from data.records import ClipShape, Frozen, Stage
+from data.records import ClipShape, Frozen
+from data.stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Generator, Tensor
 
+    from data.conditions import Mode
     from data.latents import Arrays
-    from models.families import Frames
+    from models.families import Encoders, Frames, Waveform
 
 HELD_OUT_SEED, AUTOENCODER_SEED, TRANSFORMER_SEED = 900, 1000, 20_000
 """First scene seeds of disjoint ranges: measured on, autoencoders trained on, transformer trained on."""
@@ -137,10 +139,12 @@ def encode_world(config: Config, model: Path, latents: Path) -> None:
     """Encode base scenes into a latent store, as `encode` does with files."""
     from tqdm import tqdm
 
-    from data.latents import PARTS, LatentRow, shard_name, write_index, write_shard
+    from data.latent_shards import write_shard
+    from data.latents import PARTS, LatentRow, shard_name, write_index
     from models.families import load_encoders
 
-    encoders, modes = load_encoders(model), ("t2va", "fl2va_first", "fl2va")
+    modes: tuple[Mode, ...] = ("t2va", "fl2va_first", "fl2va")
+    encoders = load_encoders(model)
     encoders.check(config.shape)
     parts: dict[str, dict[str, Arrays]] = {part: {} for part in PARTS[:3]}
     rows: list[LatentRow] = []
@@ -150,7 +154,10 @@ def encode_world(config: Config, model: Path, latents: Path) -> None:
         latents_of, text = encoded(encoders, config.shape, caption, frames, waveform, modes)
         for part, arrays in latents_of.items():
             parts[part][entry] = arrays
-        laid = [encoders.layout(config.shape, mode, {name: array.shape for name, array in text[mode].items()}) for mode in modes]
+        laid = [
+            encoders.layout(config.shape, mode, {name: array.shape for name, array in text[mode].items()})
+            for mode in modes
+        ]
         rows.append(
             LatentRow(
                 entry=entry, clip_id=entry[:-5], source_id=entry[:-5], split="train", group="base", canvas="tiny",
@@ -179,7 +186,12 @@ def base_clip(shape: ClipShape, index: int) -> tuple[str, Frames, Waveform]:
 
 
 def encoded(
-    encoders: Encoders, shape: ClipShape, caption: str, frames_FHWC: Frames, waveform_CT: Waveform, modes: Sequence[Mode]
+    encoders: Encoders,
+    shape: ClipShape,
+    caption: str,
+    frames_FHWC: Frames,
+    waveform_CT: Waveform,
+    modes: Sequence[Mode],
 ) -> tuple[dict[str, Arrays], dict[str, Arrays]]:
     """Arrays of a clip by part of the store, and what the model is given of it by mode."""
     from data.conditions import KEYFRAMES
@@ -213,8 +225,9 @@ def shrink(frames_FHWC: Frames) -> Frames:
 
 def train_transformer(config: Config, model: Path, latents: Path, work: Path) -> None:
     """Train the transformer from random weights with the code that fine-tunes it."""
+    from data.candidates import candidates_of
     from data.latents import LatentStore
-    from data.sampler import Candidate, Sampler
+    from data.sampler import Sampler
     from models.families import load_family
     from models.sft import SupervisedFineTuning
     from tasks import train
@@ -223,9 +236,7 @@ def train_transformer(config: Config, model: Path, latents: Path, work: Path) ->
         return
     stage, store = config.transformer, LatentStore(latents)
     family = load_family(model)
-    sampler = Sampler(
-        [Candidate(row.clip_id, row.layout, replay=False) for row in store.rows.values()], stage, config.seed
-    )
+    sampler = Sampler(candidates_of(store.index), stage, config.seed)
     module = SupervisedFineTuning(family, stage, config.seed)
     identity = {"stage": stage.model_dump(), "seed": config.seed, "latents": store.fingerprint}
     train.fit(module, sampler, store, work / "states", identity, "cpu", save_every=250)

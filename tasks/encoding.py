@@ -108,10 +108,11 @@ def encode_lacking(task: Task, lacking: set[tuple[str, str]], encoders: Encoders
         if isinstance(answer, Unreadable):
             rejects.append(unreadable(jobs[0].clip, answer))
             batches.leave_out(jobs)
+        elif fault := conditions_fault(settings, encoders, answer, lacking):
+            rejects.append(fault)
+            batches.leave_out(jobs)
         else:
             batches.take(answer)
-            for job, media, references in zip(*answer, strict=True):
-                keep_conditions(settings, encoders, job, media, references, lacking)
         for group in batches.full():
             keep_latents(settings, encoders, group, lacking)
             seconds.append(time.perf_counter() - began)
@@ -242,6 +243,23 @@ def keep_latents(
         audio = encoders.encode_sound(np.stack([media[1] for _, media in group]), shape, settings.posterior)
         for place, (job, _) in enumerate(group):
             keep(settings, "sound", job.keys[1], {"audio": audio[place]})
+
+
+def conditions_fault(
+    settings: Settings, encoders: Encoders, loaded: Loaded, lacking: set[tuple[str, str]]
+) -> Reject | None:
+    """Put text and references of a clip away; what is wrong with its references, where the family refuses them."""
+    for job, media, references in zip(*loaded, strict=True):
+        try:
+            keep_conditions(settings, encoders, job, media, references, lacking)
+        except ValueError as error:
+            if not job.clip.references:
+                raise  # drawn ones are our own choice: a setting is wrong
+            return Reject(
+                item=job.clip.clip_id, path=job.clip.path, verb="encode", rule="encode.references",
+                measured=str(error), limit=f"what {encoders.name} takes",
+            )  # fmt: skip
+    return None
 
 
 def keep_conditions(

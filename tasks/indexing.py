@@ -113,9 +113,7 @@ def text_of(rows: Sequence[LatentRow], encoders: Encoders) -> dict[str, str]:
     return {name: encoders.text_of(name) for name in names}
 
 
-def judge(
-    config: Config, rows: Sequence[LatentRow], clips: Sequence[Clip], facts: dict[str, LatentFacts]
-) -> None:
+def judge(config: Config, rows: Sequence[LatentRow], clips: Sequence[Clip], facts: dict[str, LatentFacts]) -> None:
     """Hold the latents against their expectations.
 
     Raises:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from data.conditions import NEED_SOUND, Mode, Variant
 from data.files import remove, write_text
-from data.latents import HEADER, PARTS, fingerprint_of, write_shard
+from data.latent_shards import HEADER, write_shard
+from data.latents import PARTS, fingerprint_of
 from data.records import Clip, ClipShape, Frozen
 from data.references import Pick
 
@@ -57,7 +58,7 @@ class Job(NamedTuple):
 
     def variants(self, settings: Settings) -> list[Variant]:
         """Every way in which it can be presented to the model."""
-        modes = [mode for mode in settings.modes if self.clip.has_audio or mode not in NEED_SOUND]
+        modes: list[Mode] = [mode for mode in settings.modes if self.clip.has_audio or mode not in NEED_SOUND]
         said = (True, False) if settings.uncaptioned else (True,)
         return [
             Variant(mode, number, captioned)

@@ -6,12 +6,14 @@ example: soundstage train all
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from data.curriculum import Planned, candidates
-from data.files import read_records, remove, sha256, whole
-from data.records import Frozen, Stage
+from data.files import remove, sha256, whole
+from data.records import Frozen
+from data.stage import Stage
 
 if TYPE_CHECKING:
     from data.latents import LatentStore
@@ -53,7 +55,6 @@ def run(config: Config, name: str) -> Path:
     if name not in config.stages:
         raise ValueError(f"no stage {name!r} in train.stages; there are {', '.join(config.stages)}")
     from data.latents import LatentStore
-    from data.sampler import Sampler
     from models import adapters
     from models.families import load_family
     from models.sft import SupervisedFineTuning
@@ -70,8 +71,9 @@ def run(config: Config, name: str) -> Path:
         family.load_transformer(start / "transformer")
     if stage.method == "lora":
         adapters.add(family, stage.lora_rank, config.seed)
-    planned = read_records(config.curriculum, Planned)
-    sampler = Sampler(candidates(planned, store.rows, stage), stage, config.seed)
+    elif stage.freeze_text_side:
+        freeze(family)
+    sampler = sampler_of(config.curriculum, store, stage, config.seed)
     module = SupervisedFineTuning(family, stage, config.seed)
     identity = {
         "stage": name,
@@ -85,6 +87,35 @@ def run(config: Config, name: str) -> Path:
     write_checkpoint(config.checkpoints / name, family, module, identity)
     remove(config.work / name)
     return config.checkpoints / name
+
+
+def sampler_of(curriculum: Path, store: LatentStore, stage: Stage, seed: int) -> Sampler:
+    """What a stage draws, and how much of it, said before the first step.
+
+    Raises:
+        ValueError: the curriculum is of other latents, or the stage asks for what they do not have.
+    """
+    import pyarrow.parquet as pq
+
+    from data.candidates import candidates_of
+    from data.sampler import Sampler
+
+    if not curriculum.is_file():
+        raise RuntimeError(f"no curriculum in {curriculum}; run `soundstage plan` first")
+    table = cast(Any, pq).read_table(curriculum, columns=["entry", "group", "difficulty"])
+    sampler = Sampler(candidates_of(store.index, table), stage, seed)
+    found = sampler.coverage(stage.num_steps)
+    sys.stderr.write(
+        f"train: {found.drawn} of {found.clips} clips are drawn in {stage.num_steps} steps, {found.most} times at most\n"
+    )
+    return sampler
+
+
+def freeze(family: Family) -> None:
+    """Leave the parameters that take the text in as they are."""
+    for name, parameter in family.transformer.named_parameters():
+        if re.match(family.text_side, name):
+            parameter.requires_grad = False
 
 
 def fit(

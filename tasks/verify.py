@@ -41,7 +41,8 @@ def run(config: Config) -> str:
 
     from tqdm import tqdm
 
-    from data.latents import INDEX, Broken, LatentStore
+    from data.latent_shards import Broken
+    from data.latents import INDEX, LatentStore
 
     store = LatentStore(config.latents)
     names = [INDEX, *store.record["shards"]]
@@ -81,7 +82,8 @@ def copy(store: LatentStore, target: str) -> None:
     """
     from tqdm import tqdm
 
-    from data.latents import INDEX, RECORD, Broken, LatentStore
+    from data.latent_shards import Broken
+    from data.latents import INDEX, RECORD, LatentStore
     from data.remote import is_remote, send
 
     if is_remote(store.folder):

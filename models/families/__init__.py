@@ -2,7 +2,8 @@
 
 A family comes in two halves: `Encoders` (autoencoders and text side: what `encode` needs, and decoding) and `Family`
 (the transformer with its objective and sampling), so that no verb loads more than it uses.
-Letters: B batch, F frames, H height, W width, C channels, T sound samples or latents, S the two sides of sound.
+Letters: B batch, F frames, H height, W width, C channels, T sound samples or latents, S sides of sound: 2 where the
+network takes one side at a time (H3), 1 where it takes both at once (LTX-2).
 """
 
 from __future__ import annotations
@@ -19,22 +20,13 @@ from torch import Tensor
 
 from data.conditions import Mode
 from data.records import ClipShape
+from data.references import Reference
 from models.flow_matching import Draw
 from models.threads import quiet_libraries
 
 Frames = NDArray[np.uint8]
 Waveform = NDArray[np.float32]
 Arrays = dict[str, Tensor]
-
-
-class Reference(NamedTuple):
-    """A picture, video or sound that a generation is conditioned on; their order carries meaning."""
-
-    kind: Literal["image", "video", "audio"]
-    frames_FHWC: Frames | None = None
-    """At the family's rate; one frame for an image; None for sound alone."""
-    waveform_CT: Waveform | None = None
-    """Stereo at the family's rate; None for an image or a silent video."""
 
 
 class Condition(NamedTuple):
@@ -52,7 +44,7 @@ class Batch(NamedTuple):
     video_BCFHW: Tensor
     """Normalised picture latents."""
     audio_BSCT: Tensor
-    """Normalised sound latents, two sides."""
+    """Normalised sound latents."""
     has_audio_B: Tensor
     """Clips without sound carry no sound loss."""
     conditions: Arrays
@@ -104,7 +96,7 @@ class Encoders(Protocol):
         ...
 
     def latent_shapes(self, shape: ClipShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes of a clip's latents by formula: picture (C, F, H, W), sound (2, C, T) as at inference."""
+        """Sizes of a clip's latents by formula: picture (C, F, H, W), sound (S, C, T) as at inference."""
         ...
 
     def encode_picture(self, frames_BFHWC: Frames, posterior: Posterior = "mode") -> Tensor:
@@ -112,7 +104,7 @@ class Encoders(Protocol):
         ...
 
     def encode_sound(self, waveform_BCT: Waveform, shape: ClipShape, posterior: Posterior = "mode") -> Tensor:
-        """Normalised sound latents (B, 2, C, T), of the length that inference generates for `shape`."""
+        """Normalised sound latents (B, S, C, T), of the length that inference generates for `shape`."""
         ...
 
     def encode_keyframe(self, frame_HWC: Frames) -> Tensor:
@@ -120,7 +112,7 @@ class Encoders(Protocol):
         ...
 
     def encode_references(self, references: Sequence[Reference], shape: ClipShape) -> Arrays:
-        """Latents of ordered references, named `PLACE/image`, `PLACE/video` (C, F, H, W), `PLACE/audio` (2, C, T).
+        """Latents of ordered references, named `PLACE/image`, `PLACE/video` (C, F, H, W), `PLACE/audio` (S, C, T).
 
         Raises:
             ValueError: more or other references than the family takes.
@@ -147,9 +139,9 @@ class Encoders(Protocol):
         ...
 
     def text_of(self, variant: str) -> str:
-        """Name under which a variant's text is stored: variants with the same text share it.
+        """Name under which a variant's text is stored: `shared/…` where it is the same for all clips.
 
-        One that begins with `shared/` has the same text for all clips.
+        Variants of the same text share a name.
         """
         ...
 
@@ -195,7 +187,7 @@ class Family(Protocol):
     def generate(
         self, condition: Condition, shape: ClipShape, seed: int, num_inference_steps: int
     ) -> tuple[Tensor, Tensor]:
-        """Latents of one generation: picture (C, F, H, W) and sound (2, C, T)."""
+        """Latents of one generation: picture (C, F, H, W) and sound (S, C, T)."""
         ...
 
     def load_transformer(self, folder: Path) -> None:

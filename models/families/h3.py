@@ -46,21 +46,21 @@ class H3:
 
     def __init__(self, base: Path, *, device: str = "cpu") -> None:
         self._base, self._device = base, device
+        self._encoders: Encoders | None = None
         self.grid = Grid.of(sketches(base))
         self.transformer: torch.nn.Module = loaded(base / "transformer").to(device)
         self._schedulers = [
             cast(Any, MiniMaxH3Scheduler).from_pretrained(str(base), subfolder=name)
             for name in ("scheduler", "audio_scheduler")
         ]
-        self._encoders: Encoders | None = None
         self._layouts: dict[tuple[Any, ...], Layout] = {}
 
     @property
     def encoders(self) -> Encoders:
         """Autoencoders and text side, loaded when first used."""
-        from models.families.h3_encoders import H3Encoders
-
         if self._encoders is None:
+            from models.families.h3_encoders import H3Encoders
+
             self._encoders = H3Encoders(self._base, device=self._device)
         return self._encoders
 
@@ -164,13 +164,13 @@ class H3:
         grid, num_audio = tuple(batch.video_BCFHW.shape[2:]), batch.audio_BSCT.shape[-1]
         layout = self.layout(batch.mode, batch.conditions, grid, num_audio)
         given = self.given(batch.mode, batch.conditions, draw.generator)
-        clean_video = self.video_rows(batch.video_BCFHW.to(self._device))
-        clean_audio = audio_rows(batch.audio_BSCT.to(self._device))
+        clean_video = self.video_rows(batch.video_BCFHW.to(self._device).float())
+        clean_audio = audio_rows(batch.audio_BSCT.to(self._device).float())
         noise_video = torch.randn(clean_video.shape, generator=draw.generator).to(self._device)
         noise_audio = torch.randn(clean_audio.shape, generator=draw.generator).to(self._device)
         video = behind(given.video_BRC, noised(clean_video, noise_video, sigma_video))
         audio = behind(given.audio_BRC, noised(clean_audio, noise_audio, sigma_audio))
-        text = batch.conditions["text/rows"].to(self._device)
+        text = batch.conditions["text/rows"].to(self._device).float()
         predicted = self.predict(video, audio, text, layout, (sigma_video, sigma_audio))
         error_video = (predicted[0] - velocity(clean_video, noise_video)).square().mean((1, 2))
         error_audio = (predicted[1] - velocity(clean_audio, noise_audio)).square().mean((1, 2))

@@ -74,7 +74,8 @@ def test_no_aspect_on_offer_is_nearer_and_no_frame_is_invented(width: int, heigh
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"aspects": ("16/9",)}, {"aspects": ("0:1",)}, {"aspects": ()}, {"durations_s": ()}, {"durations_s": (0.0,)}]
+    "wrong",
+    [{"aspects": ("16/9",)}, {"aspects": ("0:1",)}, {"aspects": ()}, {"durations_s": ()}, {"durations_s": (0.0,)}],
 )
 def test_canvases_that_nothing_fills_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):

@@ -1,47 +1,81 @@
-"""Difficulty ranks and what a stage may draw."""
+"""What a stage may draw, and the table it draws by."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import stats
 
-from data.curriculum import assign, candidates, ranked
-from data.latents import LatentRow
-from data.records import Stage
+from data.curriculum import Columns, Planned, eligible, replayed, write_planned
+from data.difficulty import FEATURES
+from data.files import read_records, schema_of, write_records
+from data.stage import Stage
 
-
-@given(st.lists(st.integers(0, 9), min_size=2, max_size=30))
-def test_ranks_equal_scipys_average_ranks(values: list[int]) -> None:
-    expected = (stats.rankdata(values) - 1) / (len(values) - 1)
-    assert ranked([float(value) for value in values]) == pytest.approx(list(expected))
+DIFFICULTY = np.array([0.0, 0.2, 0.5, 0.8, 1.0])
 
 
-def rows() -> dict[str, LatentRow]:
-    return {
-        f"c{index}": LatentRow(
-            clip_id=f"c{index}", source_id="s", split="train", group="g", has_audio=True, shard="x", modes="t2va",
-            layout="1", num_tokens=1,
-        )
-        for index in range(3)
-    }  # fmt: skip
+def stage(**settings: Any) -> Stage:
+    return Stage.model_validate({"conditions": {"t2va": 1.0}, "num_steps": 1, "learning_rate": 1.0} | settings)
 
 
-def test_a_stage_draws_the_easy_and_what_it_replays() -> None:
-    planned = assign(["c0", "c1", "c2"], ["old", "new", "new"], [0] * 3, [0] * 3, [1.0, 0.5, 0.9])
-    settings = {"conditions": {"t2va": 1.0}, "num_steps": 1, "learning_rate": 1.0, "max_difficulty": 0.5}
-    plain = Stage.model_validate(settings)
-    assert [item.clip_id for item in candidates(planned, rows(), plain)] == ["c1"]
-    replaying = Stage.model_validate({**settings, "replay_share": 0.5, "replay_groups": ["old"]})
-    assert [(item.clip_id, item.replay) for item in candidates(planned, rows(), replaying)] == [
-        ("c0", True),
-        ("c1", False),
-    ]
+def columns(**given: Any) -> Columns:
+    ordinary = {
+        "difficulty": DIFFICULTY,
+        "group": ["old", "new", "new", "new", "odd"],
+        "canvas": ["small", "small", "large", "large", "large"],
+        "duration_s": np.array([22 / 24, 22 / 24, 2.0, 4.0, 8.0]),
+    }
+    return Columns(**{**ordinary, **given})
 
 
-def test_a_curriculum_of_other_latents_is_refused() -> None:
-    planned = assign(["c9"], ["g"], [0], [0], [0])
-    stage = Stage.model_validate({"conditions": {"t2va": 1.0}, "num_steps": 1, "learning_rate": 1.0})
-    with pytest.raises(ValueError, match="c9"):
-        candidates(planned, rows(), stage)
+@pytest.mark.parametrize(
+    ("settings", "places"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"difficulty": [0.2, 0.8]}, [1, 2, 3]),
+        ({"difficulty": [0.2, 0.8], "pacing": "competence"}, [1, 2, 3]),
+        ({"canvases": ["large"]}, [2, 3, 4]),
+        ({"max_duration_s": 0.917}, [0, 1]),
+        ({"max_duration_s": 0.916}, []),
+        ({"mixture": {"new": 1.0, "odd": 0.0}}, [1, 2, 3]),
+        ({"difficulty": [0.5, 1.0], "replay_share": 0.1}, [0, 1, 2, 3, 4]),
+        ({"difficulty": [0.5, 1.0], "replay_share": 0.1, "mixture": {"new": 1.0}}, [1, 2, 3]),
+        ({"difficulty": [0.5, 0.8], "replay_share": 0.1, "replay_groups": ["old"]}, [0, 2, 3]),
+        ({"mixture": {"new": 1.0}, "replay_share": 0.1, "replay_groups": ["old"]}, [0, 1, 2, 3]),
+        ({"replay_share": 0.1, "replay_groups": ["old"], "canvases": ["large"]}, [2, 3, 4]),
+    ],
+)
+def test_a_stage_draws_its_window_and_what_it_replays(settings: dict[str, Any], places: list[int]) -> None:
+    assert np.flatnonzero(eligible(stage(**settings), columns())).tolist() == places
+    in_arrow = columns(group=pa.chunked_array([["old", "new", "new"], ["new", "odd"]]))
+    assert np.flatnonzero(eligible(stage(**settings), in_arrow)).tolist() == places
+
+
+def test_an_entry_without_a_variant_of_the_stages_modes_is_not_drawn() -> None:
+    variants = pa.array([["t2va"], ["a2v", "t2va"], [], ["fl2va", "a2v-uncaptioned"], ["ref2va.1"]])
+    chosen = eligible(stage(conditions={"a2v": 0.5, "ref2va": 0.5, "t2va": 0.0}), columns(variants=variants))
+    assert np.flatnonzero(chosen).tolist() == [1, 3, 4]
+    listed = columns(variants=variants.to_pylist())
+    assert eligible(stage(conditions={"fl2va": 1.0}), listed).tolist() == [False, False, False, True, False]
+
+
+def test_replay_is_told_from_the_window() -> None:
+    assert np.flatnonzero(replayed(stage(difficulty=[0.5, 1], replay_share=0.1), columns())).tolist() == [0, 1]
+    assert not replayed(stage(difficulty=[0.5, 1]), columns()).any()
+
+
+def test_the_table_is_what_records_written_one_by_one_would_be(tmp_path: Path) -> None:
+    ranks = {name: np.array([0.0, np.nan, 1 / 3]) for name in FEATURES}
+    texts = {name: pa.array(["a", "b", "c"]) for name in ("entry", "clip_id", "source_id", "group", "bucket")}
+    review = np.array([False, True, False])
+    write_planned(tmp_path / "fast", texts, ranks | {"difficulty": np.array([0.0, 0.5, 1.0])}, review)
+    rows = read_records(tmp_path / "fast", Planned)
+    assert [row.motion for row in rows] == [0.0, None, 0.333333]
+    assert [row.review for row in rows] == review.tolist()
+    write_records(tmp_path / "slow", rows, Planned)
+    fast, slow = (pa.parquet.read_table(tmp_path / name) for name in ("fast", "slow"))
+    assert fast.equals(slow)
+    assert fast.schema.equals(schema_of(Planned), check_metadata=True)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from data.conditions import MODES, Variant
 from data.files import sha256
-from data.latents import PARTS, SHARED, Broken, LatentRow, LatentStore, fingerprint_of, write_index, write_shard
+from data.latent_shards import Broken, write_shard
+from data.latents import PARTS, SHARED, LatentRow, LatentStore, fingerprint_of, write_index
 
 
 def row(entry: str, **changes: Any) -> LatentRow:

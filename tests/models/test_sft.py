@@ -11,8 +11,8 @@ import torch
 
 from data.files import sha256
 from data.latents import LatentStore
-from data.records import Stage
 from data.sampler import StepBatch
+from data.stage import Stage
 from models import adapters
 from models.families import Family, load_family
 from models.resume import States

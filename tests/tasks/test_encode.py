@@ -1,24 +1,31 @@
+"""Encoding: only what is missing, the same bytes however it was interrupted, and every clip accounted for."""
+
 from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from data.files import refuse_foreign_outputs, sha256, write_records
+from data.files import read_records, refuse_foreign_outputs, sha256, write_records
 from data.latents import LatentStore
 from data.media import write_mp4
-from data.records import Clip, ClipShape, DataRefused
+from data.records import Clip, DataRefused, Reject, Source
 from data.world import scene
-from tasks import encode
+from tasks import encoding, packing, supply
 from tasks.encode import Config, run
+from tasks.jobs import shards
+from tasks.packing import Job
 
-SHAPE = ClipShape(num_frames=22, frame_rate=24, height=16, width=16, sample_rate_hz=8000)
 MakeClip = Callable[..., Clip]
+CANVASES = {"small": {"area_px": 256, "durations_s": [22 / 24]}}
+MODES = ("t2va", "fl2va_first", "fl2va")
 
 
 @pytest.fixture
@@ -29,7 +36,9 @@ def clips(tmp_path: Path, make_clip: MakeClip) -> list[Clip]:
         seen = scene("base", index, 22 / 24, 24, 48, 8000, "bounce")
         path = tmp_path / f"{name}.mp4"
         write_mp4(path, seen.frames_FHWC, seen.waveform_CT if name == "bell" else None, 24, 8000)
-        made.append(make_clip(name, path=str(path), caption=seen.caption, has_audio=name == "bell"))
+        made.append(
+            make_clip(name, path=str(path), caption=seen.caption, has_audio=name == "bell", width=48, height=48)
+        )
     return made
 
 
@@ -38,132 +47,308 @@ def config_of(folder: Path, base: Path, clips: Sequence[Clip], **changes: Any) -
     splits = {"train": clips[:-1], "val": clips[:0], "test": clips[-1:]}
     for name, rows in splits.items():
         write_records(folder / "splits" / f"{name}.parquet", rows, Clip)
-    names = ("splits", "latents", "work", "docs")
+    if not (folder / "accepted.parquet").exists():
+        write_records(folder / "accepted.parquet", [], Source)
+    names = {"splits", "latents", "work", "docs"}
     paths = {name: folder / name for name in names} | {"base": base, "expectations": folder / "expectations.json"}
-    return Config.model_validate({**paths, "shape": SHAPE, "clips_per_shard": 1, "num_workers": 1, **changes})
+    tables = {name: folder / f"{name}.parquet" for name in ("accepted", "rejects")}
+    settings = {"canvases": CANVASES, "modes": MODES, "clips_per_shard": 1, "num_workers": 1}
+    return Config.model_validate({**paths, **tables, **settings, **changes})
 
 
 class InProcess:
-    """Stands in for the pool of processes: encodes here, or is killed before the shard at `stop_at`."""
+    """Stands in for the pool of processes: works here, and counts what is made; killed when so many parts are made."""
 
     def __init__(self) -> None:
-        self.encoded: list[str] = []
+        self.made: Counter[str] = Counter()
         self.stop_at: int | None = None
 
-    def __call__(self, function: Callable[[Any], Any], parts: Sequence[Any], *_: object) -> Iterator[tuple[int, Any]]:
-        for index, part in enumerate(parts):
-            if index == self.stop_at:
-                raise KeyboardInterrupt
-            self.encoded.append(part.path.name)
-            yield index, function(part)
+    def pool(self, function: Callable[[Any], Any], *_: object) -> InProcess:
+        self._function = function
+        return self
+
+    def answers(self, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        for index, item in enumerate(items):
+            yield index, self._function(item)
+
+    def keep(self, settings: Any, part: str, key: str, arrays: Any) -> None:
+        if self.made.total() == self.stop_at:
+            raise KeyboardInterrupt
+        self.made[part] += 1
+        packing.keep(settings, part, key, arrays)
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        packing.opened.cache_clear()
 
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> InProcess:
     result = InProcess()
-    monkeypatch.setattr(encode, "map_isolated", result)
+    monkeypatch.setattr(supply, "Pool", result.pool)
+    monkeypatch.setattr(encoding, "keep", result.keep)
+    encoding.loaded.cache_clear()
     return result
 
 
-def test_a_run_killed_after_a_shard_does_only_the_rest_and_gives_the_same_bytes(
-    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+def made_by(pool: InProcess, config: Config) -> dict[str, int]:
+    """How many entries had each part made by a run."""
+    pool.made.clear()
+    encoding.loaded.cache_clear()
+    run(config)
+    return dict(pool.made)
+
+
+ALL = {"picture": 2, "sound": 2, "text": 2}
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 2, 4, 5])
+def test_a_run_killed_at_any_part_makes_only_the_rest_and_gives_the_same_bytes(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, stop_at: int
 ) -> None:
     undisturbed = run(config_of(tmp_path / "undisturbed", base, clips))
     config = config_of(tmp_path / "killed", base, clips)
-    pool.stop_at = 1
+    pool.made.clear()
+    pool.stop_at = stop_at
     with pytest.raises(KeyboardInterrupt):
         run(config)
     assert not config.latents.exists()
-    pool.encoded, pool.stop_at = [], None
+    pool.made.clear()
+    pool.stop_at = None
     assert sha256(run(config)) == sha256(undisturbed)
-    assert pool.encoded == ["shard-00001.safetensors"]
-    assert not config.work.exists()
+    assert pool.made.total() == 6 - stop_at
+    assert sorted(path.name for path in config.work.iterdir()) == ["shards"]
 
 
-def test_every_clip_is_in_the_store_with_all_modes(
+def test_real_processes_write_what_one_does(base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess) -> None:
+    here = run(config_of(tmp_path / "here", base, clips))
+    there = config_of(tmp_path / "there", base, clips, num_workers=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.undo()
+        patch.setattr(supply, "Pool", __import__("data.workers", fromlist=["Pool"]).Pool)
+        patch.setattr(encoding, "keep", packing.keep)
+        run(there)
+    assert sha256(there.latents) == sha256(here)
+
+
+def test_every_clip_is_in_the_store_with_all_variants(
     base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
 ) -> None:
-    config = config_of(tmp_path, base, clips, clips_per_shard=8)
+    modes = ("t2va", "fl2va_first", "fl2va_last", "fl2va", "a2v", "v2a")
+    config = config_of(tmp_path, base, clips, clips_per_shard=8, modes=modes, uncaptioned=True)
     store = LatentStore(run(config))
     refuse_foreign_outputs(config)
-    assert pool.encoded == ["shard-00000.safetensors"]
-    assert {name: (row.split, row.has_audio) for name, row in store.rows.items()} == {
+    rows = {row.clip_id: row for row in store.index.rows()}
+    assert {name: (row.split, row.has_audio) for name, row in rows.items()} == {
         "bell-000000": ("train", True),
         "silent-000000": ("test", False),
     }
-    for name, row in store.rows.items():
-        assert row.modes == "fl2va,fl2va_first,t2va"
-        assert store.read(name, "video").shape == (24, 7, 4, 4)  # 17 frames to 5, 5 to 2; 4 px to 1
-        assert store.read(name, "audio").shape == (2, 32, 37)  # 40 a second
-        assert [len(store.read(name, f"keyframes.{mode}")) for mode in ("t2va", "fl2va_first", "fl2va")] == [0, 1, 2]
-    bell, silent = (store.read(name, "audio") for name in sorted(store.rows))
-    assert np.array_equal(silent[0], silent[1])  # both sides of nothing; the bell is heard from where it is
-    assert not np.array_equal(bell[0], bell[1])
+    assert len(rows["bell-000000"].variants) == 12
+    assert {name.partition("-")[0] for name in rows["silent-000000"].variants} == set(modes) - {"a2v", "v2a"}
+    for row in rows.values():
+        assert store.read(row, "video").shape == (24, 7, 4, 4)  # 17 frames to 5, 5 to 2; 4 px to 1
+        assert store.read(row, "audio").shape == (2, 32, 37)  # 40 a second
+        for variant, num_keyframes in (("t2va", 0), ("fl2va_first", 1), ("fl2va_last-uncaptioned", 1), ("fl2va", 2)):
+            given = store.conditions(row, variant)
+            assert sum(name.startswith("keyframe/") for name in given) == num_keyframes
+            assert {"text/rows", "text/tags"} <= set(given)
+    bell, silent = (store.read(row, "audio") for row in rows.values())
+    assert torch.equal(silent[0], silent[1])  # both sides of nothing; the bell is heard from where it is
+    assert not torch.equal(bell[0], bell[1])
+    left = store.conditions(rows["bell-000000"], "a2v")["text/rows"]
+    assert left.equal(store.conditions(rows["bell-000000"], "t2va")["text/rows"])
+    silence = [store.conditions(row, "t2va-uncaptioned")["text/rows"] for row in rows.values()]
+    assert silence[0].equal(silence[1])
 
 
-def test_a_changed_caption_changes_the_fingerprint_and_the_text_alone(
+def test_only_what_changed_is_made_again_and_never_because_a_file_moved(
     base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
 ) -> None:
-    reworded = [clips[0].model_copy(update={"caption": "a blue ball bounces"}), clips[1]]
-    stores = [
-        LatentStore(run(config_of(tmp_path / name, base, rows))) for name, rows in (("old", clips), ("new", reworded))
+    def again(**changes: Any) -> dict[str, int]:
+        return made_by(pool, config_of(tmp_path, model, clips, **changes))
+
+    model = tmp_path / "model"
+    shutil.copytree(base, model)
+    assert again() == ALL
+    assert again() == {}
+    moved = tmp_path / "elsewhere" / "klingel ñ.mp4"
+    moved.parent.mkdir()
+    shutil.move(clips[0].path, moved)
+    clips[0] = clips[0].model_copy(update={"path": str(moved), "group": "elsewhere"})
+    assert again() == {}
+    clips[0] = clips[0].model_copy(update={"caption": "a blue ball bounces"})
+    assert again() == {"text": 1}
+    (tmp_path / "song.wav").write_bytes(Path(clips[1].path).read_bytes())
+    clips[1] = clips[1].model_copy(update={"sound_path": str(tmp_path / "song.wav")})
+    assert again() == {"sound": 1}
+    clips[1] = clips[1].model_copy(update={"start_s": 0.01})
+    assert again() == {"picture": 1, "sound": 1, "text": 1}  # the text sees the keyframes
+    touch_weights(model / "audio_vae" / "diffusion_pytorch_model.safetensors")
+    assert again() == {"sound": 2}
+    touch_weights(model / "vae" / "diffusion_pytorch_model.safetensors")
+    assert again() == {"picture": 2}
+    with (model / "tokenizer" / "tokenizer_config.json").open("a") as stream:
+        stream.write("\n")
+    assert again() == {"text": 2}
+    assert again(dtype="bfloat16") == ALL
+    assert again(modes=("t2va",), dtype="bfloat16") == {"picture": 2, "text": 2}  # without keyframes
+
+
+def touch_weights(file: Path) -> None:
+    """Another last bit of the last weight."""
+    data = bytearray(file.read_bytes())
+    data[-4] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def test_shards_that_hold_the_same_are_not_written_again(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+) -> None:
+    config = config_of(tmp_path, base, clips, clips_per_shard=8)
+    run(config)
+    before = {path.name: path.stat().st_ino for path in config.latents.glob("*.safetensors")}
+    clips[0] = clips[0].model_copy(update={"caption": "a blue ball bounces"})
+    run(config_of(tmp_path, base, clips, clips_per_shard=8))
+    after = {path.name: path.stat().st_ino for path in config.latents.glob("*.safetensors")}
+    assert {name for name, inode in after.items() if before[name] != inode} == {"text-00000.safetensors"}
+
+
+def test_what_an_earlier_run_kept_is_not_believed_when_it_is_damaged(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+) -> None:
+    config = config_of(tmp_path, base, clips)
+    fingerprint = LatentStore(run(config)).fingerprint
+    kept = sorted((config.work / "shards").glob("sound-*.safetensors"))
+    kept[0].write_bytes(kept[0].read_bytes()[:50])
+    assert made_by(pool, config) == {"sound": 1}
+    store = LatentStore(config.latents)
+    store.verify()
+    assert store.fingerprint == fingerprint
+
+
+def test_a_clip_is_decoded_once_for_all_its_canvases(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from data import clips as reading
+
+    calls: list[int] = []
+
+    def counted(clip: Clip, shapes: Sequence[Any]) -> Any:
+        calls.append(len(shapes))
+        return honest(clip, shapes)
+
+    honest = reading.read_all
+    monkeypatch.setattr(reading, "read_all", counted)
+    canvases = {**CANVASES, "wide": {"area_px": 512, "aspects": ["2:1", "1:2"], "durations_s": [22 / 24]}}
+    config = config_of(tmp_path, base, clips, canvases=canvases, clips_per_shard=8)
+    store = LatentStore(run(config))
+    assert calls == [2, 2]
+    assert [(row.entry, row.width, row.height) for row in store.index.rows()] == [
+        ("bell-000000@small", 16, 16),
+        ("bell-000000@wide", 32, 16),
+        ("silent-000000@small", 16, 16),
+        ("silent-000000@wide", 32, 16),
     ]
-    assert stores[0].fingerprint != stores[1].fingerprint
-    name = clips[0].clip_id
-    same = [np.array_equal(stores[0].read(name, part), stores[1].read(name, part)) for part in ("video", "text.t2va")]
-    assert same == [True, False]
-    assert len(pool.encoded) == 4  # shards of another fingerprint are never taken
 
 
-def test_latents_of_another_model_or_shape_or_sound_are_never_taken(
-    base: Path, clips: list[Clip], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(_: object, parts: Sequence[Any], *__: object) -> Iterator[tuple[int, Any]]:
-        asked.extend(part.path.parent.name for part in parts[:1])
-        raise KeyboardInterrupt
-
-    def shards_of(model: Path = base, **changes: Any) -> str:
-        """The folder of shards that a run would go on in."""
-        with pytest.raises(KeyboardInterrupt):
-            run(config_of(tmp_path, model, clips, **changes))
-        return asked[-1]
-
-    asked: list[str] = []
-    monkeypatch.setattr(encode, "map_isolated", stop)
-    before = shards_of()
-    assert shards_of() == before
-    other = tmp_path / "other"
-    shutil.copytree(base, other)
-    assert shards_of(other) == before  # a copy elsewhere is the same model
-    weights = other / "vae/diffusion_pytorch_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    found = {before, shards_of(other), shards_of(shape=SHAPE.model_copy(update={"width": 32}))}
-    (tmp_path / "song.wav").write_bytes(b"one")
-    clips[0] = clips[0].model_copy(update={"sound_path": str(tmp_path / "song.wav")})
-    found.add(shards_of())
-    (tmp_path / "song.wav").write_bytes(b"another")
-    assert len({*found, shards_of()}) == 5
-
-
-def test_a_shape_off_the_grid_is_refused_before_anything_is_encoded(
+def test_batches_give_nearly_the_same_and_depend_on_the_shard_alone(
     base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
 ) -> None:
-    with pytest.raises(ValueError, match="num_frames"):
-        run(config_of(tmp_path, base, clips, shape=SHAPE.model_copy(update={"num_frames": 24})))
-    assert not pool.encoded
+    one, two = (
+        LatentStore(run(config_of(tmp_path / str(size), base, clips, clips_per_shard=8, batch_size=size)))
+        for size in (1, 2)
+    )
+    for left, right in zip(one.index.rows(), two.index.rows(), strict=True):
+        torch.testing.assert_close(one.read(left, "video"), two.read(right, "video"), atol=1e-4, rtol=1e-4)
+    config = config_of(tmp_path / "killed", base, clips, clips_per_shard=8, batch_size=2)
+    pool.made.clear()
+    pool.stop_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    pool.stop_at = None
+    assert sha256(run(config)) == sha256(tmp_path / "2" / "latents")
+
+
+def test_references_are_drawn_from_other_clips_of_the_source_alone(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, make_clip: MakeClip
+) -> None:
+    seen = scene("base", 7, 3.0, 24, 48, 8000, "bounce")
+    path = tmp_path / "long.mp4"
+    write_mp4(path, seen.frames_FHWC, seen.waveform_CT, 24, 8000)
+    pair = [make_clip("long", number, path=str(path), caption=seen.caption, width=48, height=48) for number in (0, 1)]
+    drawn = {"num_sets": 2, "num_images": 1, "num_videos": 1}
+    config = config_of(tmp_path, base, [*pair, clips[0]], modes=("t2va", "ref2va"), references=drawn)
+    store = LatentStore(run(config))
+    rows = {row.clip_id: row for row in store.index.rows()}
+    assert rows["bell-000000"].variants == ("t2va",)  # no other clip of its source
+    assert rows["long-000000"].variants == ("t2va", "ref2va.0", "ref2va.1")
+    given = store.conditions(rows["long-000000"], "ref2va.1")
+    assert {name for name in given if name.startswith("references/")} == {
+        "references/0/image",
+        "references/1/video",
+        "references/1/audio",
+    }
+    assert pool.made["references"] == 2
+
+
+def test_a_clip_that_cannot_be_read_any_more_is_a_reject_and_the_rest_is_encoded(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(clips[0].path).write_bytes(b"not a film any more")
+    config = config_of(tmp_path, base, clips, clips_per_shard=8)
+    store = LatentStore(run(config))
+    assert [row.clip_id for row in store.index.rows()] == ["silent-000000"]
+    (reject,) = read_records(config.rejects, Reject)
+    assert (reject.item, reject.rule) == ("bell-000000", "encode.readable")
+    assert "1 cannot be encoded" in capsys.readouterr().err
+
+
+def test_clips_too_short_for_every_canvas_are_rejects_and_none_left_is_refused(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+) -> None:
+    short = clips[0].model_copy(update={"end_s": 0.5})
+    config = config_of(tmp_path, base, [short, clips[1]])
+    assert len(LatentStore(run(config)).index) == 1
+    assert [reject.rule for reject in read_records(config.rejects, Reject)] == ["encode.canvases.durations_s"]
+    with pytest.raises(DataRefused, match=r"none of 1 clips .*0\.500 s; limit at least 0\.91"):
+        run(config_of(tmp_path / "none", base, [short]))
+
+
+def test_what_the_family_cannot_do_is_refused_before_anything_is_encoded(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="durations_s|17n"):
+        run(config_of(tmp_path, base, clips, canvases={"a": {"area_px": 256, "durations_s": [0.2]}}))
+    with pytest.raises(ValueError, match="modes"):
+        config_of(tmp_path, base, clips, modes=())
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(supply.shutil, "disk_usage", lambda _: full)
+    with pytest.raises(RuntimeError, match=r"latents need .* GB .* 1e-06 GB are free.*encode\.dtype"):
+        run(config_of(tmp_path, base, clips))
+    assert not pool.made
+
+
+def test_a_run_that_would_take_too_long_says_so_after_two_clips(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, make_clip: MakeClip
+) -> None:
+    many = [make_clip(f"bell{n}", path=clips[0].path, width=48, height=48) for n in range(16)]
+    with pytest.raises(RuntimeError, match=r"would take about .* h; limit encode\.max_hours = 1e-07"):
+        run(config_of(tmp_path, base, many, max_hours=1e-7))
+    assert pool.made == {"picture": 2, "sound": 2, "text": 2}
 
 
 def test_latents_that_are_no_numbers_are_refused_by_name(
     base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoilt(family: Any, clip: Clip, shape: ClipShape) -> dict[str, Any]:
-        arrays = honest(family, clip, shape)
-        if clip.source_id == "silent":
-            arrays["video"][0, 0, 0, 0] = np.nan
-        return arrays
+    def spoilt(encoders: Any, variant: Any, job: Job, *rest: Any) -> dict[str, Any]:
+        arrays = honest(encoders, variant, job, *rest)
+        return {name: array * np.nan if array.is_floating_point() and job.clip.source_id == "silent" else array
+                for name, array in arrays.items()}  # fmt: skip
 
-    honest = encode.encode
-    monkeypatch.setattr(encode, "encode", spoilt)
+    honest = encoding.text
+    monkeypatch.setattr(encoding, "text", spoilt)
     config = config_of(tmp_path, base, clips)
     with pytest.raises(DataRefused, match=r"latent_finite.*silent-000000") as refused:
         run(config)
@@ -171,3 +356,15 @@ def test_latents_that_are_no_numbers_are_refused_by_name(
     assert not config.latents.exists()
     found = json.loads(config.expectations.read_text())
     assert [item["name"] for item in found["outcomes"] if not item["success"]] == ["latent_finite"]
+
+
+def test_a_clip_more_changes_the_shards_around_it_alone(make_clip: MakeClip) -> None:
+    jobs = [
+        Job(f"c{n:04d}@a", make_clip(f"c{n:04d}", clip_id=f"c{n:04d}"), "a", None, (), ())  # type: ignore[arg-type]
+        for n in range(2000)
+    ]
+    before = {tuple(job.entry for job in group) for group in shards(jobs, 32)}
+    after = {tuple(job.entry for job in group) for group in shards([*jobs[:700], *jobs[701:]], 32)}
+    assert len(before - after) <= 3
+    assert 25 <= 2000 / len(before) <= 40
+    assert max(map(len, before)) <= 64

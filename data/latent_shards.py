@@ -1,0 +1,91 @@
+"""One safetensors file of a latent store: written with keys and checksums in its header, read as views of the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from data.files import whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEADER = "soundstage"
+"""Key of our metadata in a shard's header: one JSON text, since several keys would come in another order every time."""
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "U8": "uint8", "I64": "int64", "BOOL": "bool"}
+"""Names of the format, and torch's."""
+
+
+class Broken(RuntimeError):
+    """A shard or an index that may not be used; the message names it."""
+
+
+def checksum(array: Tensor) -> str:
+    """XXH3 of an array's bytes: finds every accident; malice is what the shards' SHA-256 is for."""
+    import torch
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(cast(Any, array.contiguous().view(-1).view(torch.uint8).numpy()))
+
+
+def write_shard(path: Path, entries: Mapping[str, Mapping[str, Tensor]], keys: Mapping[str, str]) -> None:
+    """Write one part of some entries as one safetensors file; its header holds their keys and every checksum."""
+    import safetensors.torch
+
+    flat = {
+        f"{entry}/{name}": array.contiguous() for entry, arrays in entries.items() for name, array in arrays.items()
+    }
+    header = {"keys": dict(keys), "sums": {name: checksum(array) for name, array in flat.items()}}
+    with whole(path) as temporary:
+        safetensors.torch.save_file(flat, temporary, {HEADER: json.dumps(header, sort_keys=True)})
+
+
+class Shard(NamedTuple):
+    """An open shard: its arrays are views of the mapped file."""
+
+    mapped: Tensor
+    """All bytes of the file."""
+    places: dict[str, tuple[Any, tuple[int, ...], int, int]]
+    """Of every array: dtype, sizes, first byte and the one after the last."""
+    names: dict[str, list[str]]
+    """Names of the arrays of each entry."""
+    keys: dict[str, str]
+    sums: dict[str, str]
+    """Checksums of the arrays that have not been read yet."""
+
+    def array(self, name: str) -> Tensor:
+        """A view; many times as fast as asking the library that wrote it."""
+        dtype, sizes, start, stop = self.places[name]
+        return self.mapped[start:stop].view(dtype).view(sizes)
+
+
+def opened(path: Path, shown: str) -> Shard:
+    """A shard, mapped.
+
+    Raises:
+        Broken: it is missing, cut short or no shard of ours.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with cast(Any, safe_open(path, framework="pt")) as file:  # checks that all sizes and offsets agree
+            header = json.loads(file.metadata()[HEADER])
+        keys, sums = header["keys"], header["sums"]
+        size = path.stat().st_size
+        mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        length = 8 + int.from_bytes(mapped[:8].numpy().tobytes(), "little")
+        listed = cast(dict[str, Any], json.loads(mapped[8:length].numpy().tobytes()))
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise Broken(f"latent shard {shown} is missing or damaged; run `soundstage encode` again") from error
+    names: dict[str, list[str]] = {}
+    places: dict[str, tuple[Any, tuple[int, ...], int, int]] = {}
+    for key, value in sorted(listed.items()):
+        if key != "__metadata__":
+            entry, _, name = key.partition("/")
+            names.setdefault(entry, []).append(name)
+            start, stop = (length + offset for offset in value["data_offsets"])
+            places[key] = (getattr(torch, DTYPES[value["dtype"]]), tuple(value["shape"]), start, stop)
+    return Shard(mapped, places, names, keys, sums)
