@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from pydantic import Field
+
 from data.files import remove, sha256, whole
 from data.records import Frozen
 from data.stage import Stage
@@ -41,6 +43,8 @@ class Config(Frozen):
     """The curriculum, in order."""
     save_every: int = 100
     """Steps between resumable states."""
+    num_readers: int = Field(default=0, ge=0)
+    """Processes that read the next batches from the latent store; 0 reads between the steps, which is as fast on a CPU."""
     work: Path = Path("data/store/work/train")
     """Resumable states, one folder a stage; kept outside the checkpoint so that DVC never deletes them."""
 
@@ -83,7 +87,7 @@ def run(config: Config, name: str) -> Path:
         "curriculum_sha256": sha256(config.curriculum),
         "start_sha256": sha256(start / "transformer" if start else config.base / "transformer"),
     }
-    fit(module, sampler, store, config.work / name, identity, config.accelerator, config.save_every)
+    fit(module, sampler, store, config.work / name, identity, config.accelerator, config.save_every, config.num_readers)
     write_checkpoint(config.checkpoints / name, family, module, identity)
     remove(config.work / name)
     return config.checkpoints / name
@@ -126,12 +130,14 @@ def fit(
     identity: dict[str, Any],
     accelerator: str,
     save_every: int,
+    num_readers: int = 0,
 ) -> None:
     """Run the remaining steps under Lightning, saving resumable states in `work`."""
     import lightning
 
+    from models.loading import LatentData
     from models.resume import States
-    from models.sft import Bar, loader
+    from models.sft import Bar
 
     states = States(work, identity, every=save_every)
     state = states.latest()
@@ -150,8 +156,10 @@ def fit(
         deterministic="warn",
     )
     module.train()
-    batches = loader(sampler, store, first_step, module.stage.num_steps)
-    trainer.fit(module, batches, ckpt_path=str(state) if state else None, weights_only=True)
+    batches = LatentData(
+        store, sampler, first_step, module.stage.num_steps, num_workers=num_readers, pin_memory=accelerator == "cuda"
+    )
+    trainer.fit(module, datamodule=batches, ckpt_path=str(state) if state else None, weights_only=True)
 
 
 def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning, identity: dict[str, Any]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
+from data.candidates import candidates_of
 from data.files import sha256
 from data.latents import LatentStore
-from data.sampler import StepBatch
+from data.sampler import Sampler, StepBatch
 from data.stage import Stage
 from models import adapters
 from models.families import Family, load_family
@@ -23,17 +24,6 @@ from tasks import train
 def stage(**changes: Any) -> Stage:
     settings = {"conditions": {"t2va": 0.5, "fl2va": 0.5}, "num_steps": 6, "batch_size": 2, "learning_rate": 3e-3}
     return Stage.model_validate({**settings, "warmup_steps": 1, **changes})
-
-
-class Turns:
-    """Deals two clips a step, modes in turn."""
-
-    epoch_length = 4
-
-    def batch(self, step: int) -> StepBatch:
-        mode = ("t2va", "fl2va", "ref2va", "a2v")[step % 4]
-        entries = tuple(f"clip-{(2 * step + place) % 4}@small" for place in range(2))
-        return StepBatch(step, mode, entries, ("ref2va.0" if mode == "ref2va" else mode,) * 2)
 
 
 def trained(
@@ -53,18 +43,28 @@ def trained(
         return losses(*arguments)
 
     family.losses = crashing  # type: ignore[method-assign]
-    train.fit(module, cast(Any, Turns()), store, work, {"plan": plan.model_dump()}, "cpu", save_every=2)
+    train.fit(
+        module,
+        Sampler(candidates_of(store.index), plan, 0),
+        store,
+        work,
+        {"plan": plan.model_dump()},
+        "cpu",
+        save_every=2,
+    )
     return family, module
 
 
 def test_resuming_after_a_crash_equals_never_having_stopped(base: Path, store_folder: Path, tmp_path: Path) -> None:
-    whole, undisturbed = trained(base, store_folder, tmp_path / "a", stage())
+    plan = stage(conditions={"t2va": 0.2, "fl2va_last": 0.2, "ref2va": 0.2, "a2v": 0.2, "v2a": 0.2})
+    whole, undisturbed = trained(base, store_folder, tmp_path / "a", plan)
     with pytest.raises(KeyError):
-        trained(base, store_folder, tmp_path / "b", stage(), stop_after=5)
+        trained(base, store_folder, tmp_path / "b", plan, stop_after=5)
     assert (tmp_path / "b" / "step-000004.ckpt").is_file()
-    continued, resumed = trained(base, store_folder, tmp_path / "b", stage())
+    continued, resumed = trained(base, store_folder, tmp_path / "b", plan)
     assert undisturbed.curve == resumed.curve
     assert [row["step"] for row in resumed.curve] == list(range(6))
+    assert len({row["condition"] for row in resumed.curve}) > 3
     left, right = whole.transformer.state_dict(), continued.transformer.state_dict()
     assert all(torch.equal(left[key], right[key]) for key in left)
 

@@ -11,11 +11,11 @@ from data.files import sha256, write_records
 from data.latents import LatentStore
 from tasks.train import Config, run
 
-EASY = {"conditions": {"t2va": 1.0}, "num_steps": 3, "batch_size": 2, "learning_rate": 0.003, "max_difficulty": 0.5}
+EASY = {"conditions": {"t2va": 1.0}, "num_steps": 3, "batch_size": 2, "learning_rate": 0.003, "difficulty": [0.0, 0.5]}
 ALL = {
     **EASY,
     "start_from": "easy",
-    "max_difficulty": 1.0,
+    "difficulty": [0.0, 1.0],
     "conditions": {"fl2va": 1.0},
     "replay_share": 0.5,
     "replay_groups": ["base"],
@@ -25,11 +25,14 @@ ALL = {
 @pytest.fixture
 def settings(base: Path, store_folder: Path, tmp_path: Path) -> dict[str, Any]:
     """Two short stages over the shared latent store."""
-    rows = LatentStore(store_folder).rows.values()
+    ranks = dict.fromkeys(("motion", "tokens", "cuts", "caption", "sound", "sync", "quality", "loss"))
     planned = [
-        Planned(clip_id=row.clip_id, group=row.group, motion=0, tokens=0, difficulty=index / 5)
-        for index, row in enumerate(rows)
-    ]
+        Planned(
+            entry=row.entry, clip_id=row.clip_id, source_id=row.source_id, group=row.group, bucket="small", **ranks,
+            difficulty=index / 5, review=False,
+        )
+        for index, row in enumerate(LatentStore(store_folder).index.rows())
+    ]  # fmt: skip
     write_records(tmp_path / "curriculum.parquet", planned, Planned)
     return {
         "seed": 0,
