@@ -34,6 +34,9 @@ from models.families.h3_layout import FRAME_RATE, Grid, constant, layout_key, sk
 
 PIXEL_MEAN, PIXEL_STD, ENCODE_SEED = (constant(name) for name in ("pixel_mean", "pixel_std", "keyframe_encode_seed"))
 """The stock pipeline's pixel convention, and the seed of its draws from a posterior."""
+TEXT = ("text_encoder", "tokenizer", "processor")
+SIZES = "modular_model_index.json"
+"""File that says how large references are made, for the autoencoders and for the text side."""
 NO_CAPTION = " "
 """What is said without a caption where nothing else is in the text: the conditioner fails on no tokens at all, and a
 space is one token that says nothing. With keyframes or references the text is their labels and vision blocks alone."""
@@ -65,8 +68,8 @@ class H3Encoders:
     parts: Mapping[str, tuple[str, ...]] = {
         "picture": ("vae",),
         "sound": ("audio_vae",),
-        "text": ("text_encoder", "tokenizer", "processor"),
-        "references": ("vae", "audio_vae"),
+        "text": (*TEXT, SIZES),
+        "references": ("vae", "audio_vae", SIZES),
     }
     text_sees = True
 
@@ -85,7 +88,7 @@ class H3Encoders:
     @cached_property
     def _text(self) -> dict[str, Any]:
         """The text side, loaded when first used."""
-        return load_parts(self._base, self.parts["text"], self._device)
+        return load_parts(self._base, TEXT, self._device)
 
     def _run(self, name: str, **given: Any) -> Any:
         """What a stock block makes of its inputs, with no more of the model loaded than it uses."""
