@@ -13,6 +13,7 @@ from data.conditions import KEYFRAMES, Variant
 from data.records import Clip, ClipShape, Source
 
 if TYPE_CHECKING:
+    from data.world import Kind
     from models.families import Arrays, Encoders
 
 
@@ -157,7 +158,7 @@ def store_folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 VARIANTS = ("t2va", "fl2va_first", "fl2va_last", "fl2va", "ref2va.0", "t2va-uncaptioned")
 
 
-def encoded(encoders: Encoders, shape: ClipShape, number: int, kind: str) -> dict[str, Arrays]:
+def encoded(encoders: Encoders, shape: ClipShape, number: int, kind: Kind) -> dict[str, Arrays]:
     """Arrays of a scene, by part."""
     from data.world import scene
     from models.families import Reference

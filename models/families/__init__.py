@@ -79,7 +79,7 @@ class Encoders(Protocol):
     modes: tuple[Mode, ...]
     """Conditioning modes it can encode."""
     parts: Mapping[str, tuple[str, ...]]
-    """Folders of the model whose weights decide each part of the store: `picture`, `sound`, `text`, `references`."""
+    """Folders and files of the model that decide each part of the store: `picture`, `sound`, `text`, `references`."""
     text_sees: bool
     """Whether the text of a mode depends on its keyframes and references too."""
 

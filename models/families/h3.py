@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from diffusers import MiniMaxH3Scheduler, MiniMaxH3Transformer3DModel
-from diffusers.modular_pipelines import MiniMaxH3ModularPipeline
 from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3SetTimestepsStep, patchify_video_latents
 from einops import rearrange
 from torch import Tensor
@@ -22,10 +21,10 @@ from torch import Tensor
 from data.conditions import KEYFRAMES, NEED_SOUND, Mode
 from data.records import ClipShape
 from models.families import Arrays, Batch, Condition, Encoders, Losses, forget_place
-from models.families.h3_layout import Grid, Layout, packed, places_of
+from models.families.h3_layout import Grid, Layout, constant, packed, places_of, sketches
 from models.flow_matching import Draw, noised, shifted, velocity
 
-PINNED = cast(float, cast(Any, MiniMaxH3ModularPipeline.keyframe_noise_aug).fget(None))
+PINNED: float = constant("keyframe_noise_aug")
 """Timestep that keyframes and visual references are held at, just short of clean."""
 
 
@@ -48,7 +47,7 @@ class H3:
     def __init__(self, base: Path, *, device: str = "cpu") -> None:
         self._base, self._device = base, device
         self._encoders: Encoders | None = None
-        self.grid = Grid.of(base)
+        self.grid = Grid.of(sketches(base))
         self.transformer: torch.nn.Module = loaded(base / "transformer").to(device)
         self._schedulers = [
             cast(Any, MiniMaxH3Scheduler).from_pretrained(str(base), subfolder=name)

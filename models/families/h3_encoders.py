@@ -6,8 +6,8 @@ T sound samples or latents.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,9 +30,13 @@ from data.conditions import KEYFRAMES, MODES, NEED_SOUND, Mode, Variant
 from data.latents import SHARED
 from data.records import ClipShape
 from models.families import Arrays, Frames, Posterior, Reference, Waveform
-from models.families.h3_layout import FRAME_RATE, Grid, layout_key
+from models.families.h3_layout import FRAME_RATE, Grid, constant, layout_key, sketches
 
-PARTS = ("text_encoder", "tokenizer", "processor", "vae", "audio_vae")
+PIXEL_MEAN, PIXEL_STD, ENCODE_SEED = (constant(name) for name in ("pixel_mean", "pixel_std", "keyframe_encode_seed"))
+"""The stock pipeline's pixel convention, and the seed of its draws from a posterior."""
+TEXT = ("text_encoder", "tokenizer", "processor")
+SIZES = "modular_model_index.json"
+"""File that says how large references are made, for the autoencoders and for the text side."""
 NO_CAPTION = " "
 """What is said without a caption where nothing else is in the text: the conditioner fails on no tokens at all, and a
 space is one token that says nothing. With keyframes or references the text is their labels and vision blocks alone."""
@@ -49,22 +53,14 @@ BLOCKS = {
 class ShortH3Pipeline(MiniMaxH3ModularPipeline):
     """The stock pipeline without its 5 s floor: a property of the class, not of the weights."""
 
-    grid: Grid | None = None
-    """Of the model whose transformer is not loaded."""
-
     @property
     def min_duration(self) -> float:
         """Shortest generation, s."""
         return 0.0
 
-    @property
-    def patch_size(self) -> tuple[int, int, int]:
-        """Latents (F, H, W) of one row."""
-        return self.grid.patch if self.grid else super().patch_size
-
 
 class H3Encoders:
-    """The encoders of an H3, at any size. See `models.families.Encoders` for the contract."""
+    """The encoders of an H3, at any size; weights are loaded when first used. See `models.families.Encoders` for the contract."""
 
     name = "h3"
     frame_rate = FRAME_RATE
@@ -72,37 +68,34 @@ class H3Encoders:
     parts: Mapping[str, tuple[str, ...]] = {
         "picture": ("vae",),
         "sound": ("audio_vae",),
-        "text": ("text_encoder", "tokenizer", "processor"),
-        "references": ("vae", "audio_vae"),
+        "text": (*TEXT, SIZES),
+        "references": ("vae", "audio_vae", SIZES),
     }
     text_sees = True
 
     def __init__(self, base: Path, *, device: str = "cpu") -> None:
-        self.grid = Grid.of(base)
+        self._sketches = sketches(base)
+        self.grid = Grid.of(self._sketches)
         self.sample_rate_hz = self.grid.sample_rate_hz
         self._base, self._device = base, device
+        self._blocks: dict[str, ShortH3Pipeline] = {}
 
-    @functools.cached_property
-    def _components(self) -> dict[str, Any]:
-        """Weights, loaded when they are first used: whoever plans needs the grids alone."""
-        return load_parts(self._base, PARTS, self._device)
+    @cached_property
+    def _media(self) -> dict[str, Any]:
+        """The autoencoders, loaded when first used."""
+        return load_parts(self._base, ("vae", "audio_vae"), self._device)
 
-    @functools.cached_property
-    def _blocks(self) -> dict[str, Any]:
-        """Pipelines of one stock block each."""
-        return {name: alone(block(), self._base, self._components, self.grid) for name, block in BLOCKS.items()}
+    @cached_property
+    def _text(self) -> dict[str, Any]:
+        """The text side, loaded when first used."""
+        return load_parts(self._base, TEXT, self._device)
 
-    @property
-    def _vae(self) -> Any:
-        return self._components["vae"]
-
-    @property
-    def _audio_vae(self) -> Any:
-        return self._components["audio_vae"]
-
-    @property
-    def _pipe(self) -> Any:
-        return self._blocks["references"]
+    def _run(self, name: str, **given: Any) -> Any:
+        """What a stock block makes of its inputs, with no more of the model loaded than it uses."""
+        if name not in self._blocks:
+            parts = {} if name == "setup" else self._media if name == "references" else self._text
+            self._blocks[name] = alone(BLOCKS[name](), self._base, {**self._sketches, **parts})
+        return cast(Any, self._blocks[name])(**given)
 
     # -- grids ---------------------------------------------------------------------------------------------------------
 
@@ -133,9 +126,9 @@ class H3Encoders:
         """Normalised picture latents (B, C, F, H, W)."""
         video = torch.from_numpy(frames_BFHWC).to(self._device)
         pixels = rearrange(video, "b f h w c -> b c f h w").float() / 255
-        pixels = (pixels - self._column(self._pipe.pixel_mean)) / self._column(self._pipe.pixel_std)
-        latents = self._drawn(self._vae.encode(pixels).latent_dist, posterior)
-        config = self._vae.config
+        pixels = (pixels - self._column(PIXEL_MEAN)) / self._column(PIXEL_STD)
+        latents = self._drawn(self._media["vae"].encode(pixels).latent_dist, posterior)
+        config = self._media["vae"].config
         return ((latents - self._column(config.latents_mean)) / self._column(config.latents_std)).cpu()
 
     @torch.no_grad()
@@ -145,22 +138,22 @@ class H3Encoders:
         sound = torch.from_numpy(waveform_BCT).to(self._device)[..., :length]
         sound = torch.nn.functional.pad(sound, (0, length - sound.shape[-1]))
         mono = rearrange(sound, "b s t -> (b s) 1 t")  # the network is mono: two sides are two items
-        latents = self._drawn(self._audio_vae.encode(mono).latent_dist, posterior)
+        latents = self._drawn(self._media["audio_vae"].encode(mono).latent_dist, posterior)
         mean, std = self._sound_scale()
         return rearrange((latents - mean) / std, "(b s) c t -> b s c t", b=len(sound)).cpu()
 
     @torch.no_grad()
     def decode(self, video_CFHW: Tensor, audio_SCT: Tensor, shape: ClipShape) -> tuple[Frames, Waveform]:
         """Pixels (F, H, W, 3) and sound (2, num_samples) of normalised latents."""
-        config = self._vae.config
+        config = self._media["vae"].config
         latents = video_CFHW[None].to(self._device) * self._column(config.latents_std) + self._column(
             config.latents_mean
         )
-        pixels = self._vae.decode(latents).sample
-        pixels = pixels * self._column(self._pipe.pixel_std) + self._column(self._pipe.pixel_mean)
+        pixels = self._media["vae"].decode(latents).sample
+        pixels = pixels * self._column(PIXEL_STD) + self._column(PIXEL_MEAN)
         frames = rearrange((pixels.clamp(0, 1) * 255).round().to(torch.uint8), "1 c f h w -> f h w c")
         mean, std = self._sound_scale()
-        sound = self._audio_vae.decode(audio_SCT.to(self._device) * std + mean).sample
+        sound = self._media["audio_vae"].decode(audio_SCT.to(self._device) * std + mean).sample
         return frames.cpu().numpy(), sound[:, 0, : shape.num_samples].clamp(-1, 1).float().cpu().numpy()
 
     @property
@@ -173,7 +166,7 @@ class H3Encoders:
         if posterior == "mode":
             return distribution.mode()
         mean = cast(Tensor, distribution.mean)
-        generator = torch.Generator().manual_seed(self._pipe.keyframe_encode_seed)
+        generator = torch.Generator().manual_seed(ENCODE_SEED)
         return mean + distribution.std * torch.randn(mean.shape[1:], generator=generator).to(mean)
 
     def _column(self, values: Any) -> Tensor:
@@ -182,7 +175,7 @@ class H3Encoders:
 
     def _sound_scale(self) -> tuple[Tensor, Tensor]:
         """Mean and deviation of sound latents, against (B, C, T)."""
-        config = self._audio_vae.config
+        config = self._media["audio_vae"].config
         return self._column(config.latents_mean)[..., 0, 0], self._column(config.latents_std)[..., 0, 0]
 
     # -- conditions ----------------------------------------------------------------------------------------------------
@@ -191,10 +184,7 @@ class H3Encoders:
     def encode_keyframe(self, frame_HWC: Frames) -> Tensor:
         """Normalised latents (C, H, W) of one frame: a draw by a fixed seed in half precision, as the stock block does."""
         pixels = rearrange(torch.from_numpy(frame_HWC.copy()).to(self._device), "h w c -> 1 c 1 h w")
-        pipe = self._pipe
-        latents = stock.encode_vae_condition(
-            self._vae, pixels, pipe.pixel_mean, pipe.pixel_std, pipe.keyframe_encode_seed
-        )
+        latents = stock.encode_vae_condition(self._media["vae"], pixels, PIXEL_MEAN, PIXEL_STD, ENCODE_SEED)
         return latents[0, :, 0]
 
     def encode_references(self, references: Sequence[Reference], shape: ClipShape) -> Arrays:
@@ -204,7 +194,7 @@ class H3Encoders:
             ValueError: none, more than 9 images, 3 videos, 3 sounds or 12 in all, sound alone, or a video too short.
         """
         normalized = self._normalized(references, shape)
-        state = self._blocks["references"](normalized_references=normalized)
+        state = self._run("references", normalized_references=normalized)
         seen, heard = iter(state.get("condition_latents")), iter(state.get("audio_condition_latents"))
         arrays: Arrays = {}
         for place, reference in enumerate(normalized):
@@ -234,12 +224,12 @@ class H3Encoders:
             if shape is None:
                 raise ValueError("references without a shape: how much of them is used depends on it")
             given = {"normalized_references": self._normalized(references, shape)}
-            state = self._blocks["ref2va"](prompt=prompt or "", **given)
+            state = self._run("ref2va", prompt=prompt or "", **given)
         elif keyframes:
             images = [Image.fromarray(frame) for frame in keyframes]
-            state = self._blocks["fl2va"](prompt=prompt or "", keyframes=images)
+            state = self._run("fl2va", prompt=prompt or "", keyframes=images)
         else:
-            state = self._blocks["t2va"](prompt=prompt or NO_CAPTION)
+            state = self._run("t2va", prompt=prompt or NO_CAPTION)
         rows = cast(Tensor, state.get("prompt_embeds"))[0].float()
         return {"rows": rows.cpu(), "tags": cast(Tensor, state.get("text_token_tags")).to("cpu", torch.uint8)}
 
@@ -254,7 +244,7 @@ class H3Encoders:
         """References at the family's rates and sizes, by the stock set-up."""
         given = [self._stock(reference, shape) for reference in references]
         size = {"height": shape.height, "width": shape.width, "num_frames": shape.num_frames}
-        return self._blocks["setup"](references=given, **size).get("normalized_references")
+        return self._run("setup", references=given, **size).get("normalized_references")
 
     def _stock(self, reference: Reference, shape: ClipShape) -> MiniMaxH3Reference:
         """A reference as the stock blocks take it.
@@ -286,12 +276,11 @@ def load_parts(base: Path, names: Sequence[str], device: str) -> dict[str, Any]:
     return components
 
 
-def alone(block: Any, base: Path, components: Mapping[str, Any], grid: Grid) -> ShortH3Pipeline:
+def alone(block: Any, base: Path, parts: Mapping[str, Any]) -> ShortH3Pipeline:
     """A pipeline of one stock block, configured as the model's folder says."""
     pipe = block.init_pipeline(str(base))
     pipe.__class__ = ShortH3Pipeline
-    pipe.grid = grid
-    pipe.update_components(**{name: part for name, part in components.items() if name in pipe.component_names})
-    for name in ("vae", "audio_vae"):
-        setattr(pipe, name, components[name])  # every block reads the model's sizes and rates off them
+    pipe.update_components(**{name: part for name, part in parts.items() if name in pipe.component_names})
+    for name in parts.keys() - set(pipe.component_names):
+        setattr(pipe, name, parts[name])  # a block reads sizes and rates off parts that it does not run
     return pipe

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio, MiniMaxH3Transformer3DModel
+from diffusers.modular_pipelines import MiniMaxH3ModularPipeline
 from diffusers.modular_pipelines.minimax_h3.before_denoise import (
     MiniMaxH3PrepareLayoutStep,
     MiniMaxH3Ref2VAPrepareLayoutStep,
@@ -53,14 +54,9 @@ class Grid(NamedTuple):
     """Latents (F, H, W) of one row of the sequence."""
 
     @classmethod
-    def of(cls, base: Path) -> Grid:
-        """The grid of the model in `base`."""
-        with torch.device("meta"):
-            vae = configured(AutoencoderKLMiniMaxH3, base / "vae")
-            audio_vae = configured(AutoencoderKLMiniMaxH3Audio, base / "audio_vae")
-        patch: Triple = (1, 2, 2)  # of the released transformer
-        if (base / "transformer" / "config.json").is_file():
-            patch = tuple(cast(Any, MiniMaxH3Transformer3DModel).load_config(str(base / "transformer"))["patch_size"])
+    def of(cls, parts: Mapping[str, Any]) -> Grid:
+        """The grid of a model's autoencoders and transformer, or of their sketches."""
+        vae, audio_vae = parts["vae"], parts["audio_vae"]
         return cls(
             video_channels=vae.config.latent_channels,
             audio_channels=audio_vae.config.latent_channels,
@@ -69,7 +65,7 @@ class Grid(NamedTuple):
             extra=vae.tokens_chunk_size,
             hop=audio_vae.hop_length,
             sample_rate_hz=audio_vae.config.sampling_rate,
-            patch=patch,
+            patch=tuple(parts["transformer"].config.patch_size),
         )
 
     @property
@@ -124,9 +120,25 @@ class Grid(NamedTuple):
         return math.prod(size // patch for size, patch in zip(latents_FHW, self.patch, strict=True))
 
 
-def configured(kind: Any, folder: Path) -> Any:
-    """A model of a class by its configuration alone."""
-    return kind.from_config(kind.load_config(str(folder)))
+def sketches(base: Path) -> dict[str, Any]:
+    """Autoencoders and transformer by their configuration alone, without memory or weights.
+
+    A folder without a transformer is taken to belong to the released one, as diffusers does.
+
+    Raises:
+        OSError: the configuration of an autoencoder is missing.
+    """
+    kinds: dict[str, Any] = {"vae": AutoencoderKLMiniMaxH3, "audio_vae": AutoencoderKLMiniMaxH3Audio}
+    with torch.device("meta"):
+        made = {name: kind.from_config(kind.load_config(str(base / name))) for name, kind in kinds.items()}
+        kind, folder = cast(Any, MiniMaxH3Transformer3DModel), base / "transformer"
+        known = kind.load_config(str(folder)) if folder.is_dir() else dict[str, Any]()
+        return {**made, "transformer": kind.from_config(known)}
+
+
+def constant(name: str) -> Any:
+    """A number that the stock pipeline keeps as a property, the same for every model."""
+    return getattr(MiniMaxH3ModularPipeline, name).fget(None)
 
 
 class Place(NamedTuple):

@@ -12,12 +12,12 @@ import torch
 from data.candidates import candidates_of
 from data.files import sha256
 from data.latents import LatentStore
-from data.sampler import Sampler
+from data.sampler import Sampler, StepBatch
 from data.stage import Stage
 from models import adapters
 from models.families import Family, load_family
 from models.resume import States
-from models.sft import SupervisedFineTuning
+from models.sft import SupervisedFineTuning, read_batch
 from tasks import train
 
 
@@ -56,13 +56,15 @@ def trained(
 
 
 def test_resuming_after_a_crash_equals_never_having_stopped(base: Path, store_folder: Path, tmp_path: Path) -> None:
-    whole, undisturbed = trained(base, store_folder, tmp_path / "a", stage())
+    plan = stage(conditions={"t2va": 0.2, "fl2va_last": 0.2, "ref2va": 0.2, "a2v": 0.2, "v2a": 0.2})
+    whole, undisturbed = trained(base, store_folder, tmp_path / "a", plan)
     with pytest.raises(KeyError):
-        trained(base, store_folder, tmp_path / "b", stage(), stop_after=5)
+        trained(base, store_folder, tmp_path / "b", plan, stop_after=5)
     assert (tmp_path / "b" / "step-000004.ckpt").is_file()
-    continued, resumed = trained(base, store_folder, tmp_path / "b", stage())
+    continued, resumed = trained(base, store_folder, tmp_path / "b", plan)
     assert undisturbed.curve == resumed.curve
     assert [row["step"] for row in resumed.curve] == list(range(6))
+    assert len({row["condition"] for row in resumed.curve}) > 3
     left, right = whole.transformer.state_dict(), continued.transformer.state_dict()
     assert all(torch.equal(left[key], right[key]) for key in left)
 
@@ -117,3 +119,20 @@ def test_same_seed_gives_the_same_checkpoint_bytes(base: Path, store_folder: Pat
         train.write_checkpoint(tmp_path / name, family, module, {})
         digests.append(sha256(tmp_path / name))
     assert digests[0] == digests[1]
+
+
+def test_a_batch_is_what_the_store_holds_of_its_entries(store_folder: Path) -> None:
+    store = LatentStore(store_folder)
+    batch = read_batch(store, StepBatch(0, "fl2va", ("clip-4@small", "clip-5@small"), ("fl2va", "fl2va")))
+    rows = [store.index.row(place) for place in (4, 5)]
+    assert batch.mode == "fl2va"
+    assert batch.frame_rate == 24
+    assert batch.has_audio_B.tolist() == [1, 0]
+    assert set(batch.conditions) == {"text/rows", "text/tags", "keyframe/first", "keyframe/last"}
+    for index, row in enumerate(rows):
+        assert torch.equal(batch.video_BCFHW[index], store.read(row, "video"))
+        assert torch.equal(batch.audio_BSCT[index], store.read(row, "audio"))
+        assert torch.equal(batch.conditions["keyframe/last"][index], store.read(row, "keyframe/last"))
+        assert torch.equal(batch.conditions["text/rows"][index], store.read(row, "text/fl2va/rows"))
+    mixed = read_batch(store, StepBatch(0, "t2va", ("clip-1@small",), ("t2va-uncaptioned",)))
+    assert mixed.conditions["text/rows"].shape == (1, 1, 32)
