@@ -84,12 +84,14 @@ def test_media_of_a_pick_are_as_long_as_it_says_and_no_longer_than_the_clip(tmp_
         return Pick(kind, str(tmp_path / "a.mp4"), None, "x", start_s, end_s, has_audio=True)  # type: ignore[arg-type]
 
     image, video, audio = (read(pick(*item), shape) for item in (("image", 1, 1), ("video", 1, 1.5), ("audio", 1, 9)))
-    assert image.frames_FHWC is not None and video.frames_FHWC is not None
+    assert image.frames_FHWC is not None
+    assert video.frames_FHWC is not None
     assert (image.kind, len(image.frames_FHWC), image.waveform_CT) == ("image", 1, None)
     assert abs(int(image.frames_FHWC[0].mean()) - 24 * 5) < 4  # the frame at 1 s
     assert len(video.frames_FHWC) == 12
     assert video.waveform_CT is not None
-    assert audio.frames_FHWC is None and audio.waveform_CT is not None
+    assert audio.frames_FHWC is None
+    assert audio.waveform_CT is not None
     assert abs(audio.waveform_CT.shape[1] - round(22 / 24 * 8000)) <= 1
     assert audio.waveform_CT[0].mean() > 0.4 > -0.2 > audio.waveform_CT[1].mean()
 

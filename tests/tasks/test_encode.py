@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ class InProcess:
         self.made[part] += 1
         packing.keep(settings, part, key, arrays)
 
-    def __enter__(self) -> InProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -319,7 +319,7 @@ def test_clips_too_short_for_every_canvas_are_rejects_and_none_left_is_refused(
 def test_what_the_family_cannot_do_is_refused_before_anything_is_encoded(
     base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="durations_s|17n"):
+    with pytest.raises(ValueError, match=r"durations_s|17n"):
         run(config_of(tmp_path, base, clips, canvases={"a": {"area_px": 256, "durations_s": [0.2]}}))
     with pytest.raises(ValueError, match="modes"):
         config_of(tmp_path, base, clips, modes=())

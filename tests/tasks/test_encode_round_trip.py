@@ -6,7 +6,7 @@ so what is compared is one with the other: same frame, same sides, same quality,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -124,7 +124,7 @@ def pair(
     video = encoders.encode_picture(clip.frames_FHWC[None])[0]
     audio = encoders.encode_sound(clip.waveform_CT[None], row.shape)[0]
     own = Media(*encoders.decode(video, audio, row.shape))
-    yield clip, own, Media(*encoders.decode(store.read(row, "video"), store.read(row, "audio"), row.shape))
+    return clip, own, Media(*encoders.decode(store.read(row, "video"), store.read(row, "audio"), row.shape))
 
 
 def rise(frames: NDArray[np.uint8]) -> int:
