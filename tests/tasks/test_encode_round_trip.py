@@ -115,9 +115,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, make_clip: Callable[..., Cli
 
 
 @pytest.fixture
-def pair(
-    request: pytest.FixtureRequest, store: LatentStore, encoders: Encoders
-) -> Iterator[tuple[Media, Media, Media]]:
+def pair(request: pytest.FixtureRequest, store: LatentStore, encoders: Encoders) -> tuple[Media, Media, Media]:
     """The ideal clip, what the autoencoders make of it, and what comes back from the store of the film."""
     row = store.index.row(list(FILMS).index(request.param))
     clip = ideal(FILMS[request.param], row.shape)
