@@ -132,9 +132,9 @@ def test_missing_input_names_the_setting_and_the_verb_that_writes_it(
 def test_help_descends_into_nested_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     text = capsys.readouterr().out
-    assert "stages.NAME.max_difficulty: Clips up to this difficulty quantile take part. (default 1.0)" in text
+    assert "stages.NAME.batch_size: Clips an optimiser update sees, at most. (default 4)" in text
     assert main(["encode", "--help"]) == 0
-    assert "shape.frame_rate:" in capsys.readouterr().out
+    assert "canvases.NAME.area_px:" in capsys.readouterr().out
 
 
 def test_values_stand_once_in_the_lines_of_the_innermost_settings(capsys: pytest.CaptureFixture[str]) -> None:
