@@ -254,19 +254,20 @@ def test_latents_that_are_missing_broken_or_of_other_clips_are_named(make_clip: 
     clips = [make_clip(f"{number:016x}") for number in range(6)]
     rows = [
         LatentRow(
-            clip_id=clip.clip_id, source_id=clip.source_id, split="train", group="", has_audio=True, shard="s-0.safetensors",
-            modes="t2va", layout="1", num_tokens=9,
+            entry=f"{clip.clip_id}@a", clip_id=clip.clip_id, source_id=clip.source_id, split="train", group="",
+            canvas="a", has_audio=True, **ClipShape().model_dump(), variants=("t2va",), layouts=("1",), num_tokens=(9,),
+            shard="00000", keys=("", "", "", ""),
         )
         for clip in clips
     ]  # fmt: skip
-    facts = {clip.clip_id: LatentFacts(finite=True, as_planned=True, dtype="float32", has_audio=True) for clip in clips}
+    facts = {row.entry: LatentFacts(finite=True, as_planned=True, dtype="float32", has_audio=True) for row in rows}
     good = judge(latents_frame(rows, clips, facts, place), latents_suite(), name="latents")
     assert by_name(good) == {}
     changed = {0: {"finite": False}, 1: {"as_planned": False}, 2: {"dtype": "int8"}, 3: {"has_audio": False}}
     broken = facts | {
-        clips[place].clip_id: facts[clips[place].clip_id]._replace(**change) for place, change in changed.items()
+        rows[number].entry: facts[rows[number].entry]._replace(**change) for number, change in changed.items()
     }
-    stranger = rows[0].model_copy(update={"clip_id": "stranger"})
+    stranger = rows[0].model_copy(update={"entry": "stranger@a", "clip_id": "stranger"})
     found = by_name(judge(latents_frame([*rows[:5], stranger], clips, broken, place), latents_suite(), name="latents"))
     assert {name: [row.split()[0] for row in item.unexpected] for name, item in found.items()} == {
         "all_encoded": [clips[5].clip_id],
