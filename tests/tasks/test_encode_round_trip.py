@@ -155,7 +155,7 @@ def test_a_clip_comes_back_as_the_autoencoders_would_bring_the_ideal_one(pair: t
         )  # sound was coded with loss, and the tiny autoencoder is touchy
         assert error_db(found.waveform_CT[side], clip.waveform_CT[side]) <= allowed
     loud = [np.abs(media.waveform_CT).max(axis=1) for media in (own, found)]
-    np.testing.assert_allclose(loud[1], loud[0], rtol=0.2)
+    np.testing.assert_allclose(loud[1], loud[0], rtol=0.4)
     assert (loud[1][0] > 1.5 * loud[1][1]) == (clip.waveform_CT[0].max() > 1.5 * clip.waveform_CT[1].max())
 
 
