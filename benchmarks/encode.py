@@ -27,7 +27,7 @@ from models.families import Encoders
 from tasks.encode import Config
 from tasks.encoding import Task, encode_shard, loaded
 from tasks.jobs import jobs_of, lineage_of
-from tasks.packing import Job, opened
+from tasks.packing import Job
 
 ZOO = Path(__file__).parents[1] / "models" / "zoo" / "tiny-h3"
 MODES: tuple[Mode, ...] = ("t2va", "fl2va_first", "fl2va")
@@ -71,7 +71,6 @@ def bare(encoders: Encoders, media: list[Media], jobs: list[Job]) -> None:
 
 def whole(task: Task) -> None:
     """From files to a packed shard."""
-    opened.cache_clear()
     shutil.rmtree(task.settings.work, ignore_errors=True)
     for name in ("done", "shards"):
         (task.settings.work / name).mkdir(parents=True)

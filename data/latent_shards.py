@@ -60,6 +60,11 @@ class Shard(NamedTuple):
         dtype, sizes, start, stop = self.places[name]
         return self.mapped[start:stop].view(dtype).view(sizes)
 
+    def altered(self, name: str) -> bool:
+        """Whether an array is not what was written; asked once, since files do not rot while they are open."""
+        wanted = self.sums.pop(name, None)
+        return wanted is not None and checksum(self.array(name)) != wanted
+
 
 def opened(path: Path, shown: str) -> Shard:
     """A shard, mapped.

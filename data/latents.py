@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from data.conditions import KEYFRAMES, Variant
 from data.files import sha256, write_records, write_text
-from data.latent_shards import Broken, Shard, checksum, opened
+from data.latent_shards import Broken, Shard, opened
 from data.records import ClipShape, Frozen
 from data.remote import is_remote, local
 
@@ -282,16 +282,12 @@ class LatentStore:
         }
 
     def _array(self, shard: Shard, part: str, number: str, key: str) -> Tensor:
-        array = shard.array(key)
-        wanted = (
-            shard.sums.pop(key, None) if self._check else None
-        )  # once a process: files do not rot while they are open
-        if wanted is not None and checksum(array) != wanted:
+        if self._check and shard.altered(key):
             raise Broken(
                 f"latent shard {self.folder}/{shard_name(part, number)} is altered: {key} is not what was written;"
                 " run `soundstage encode` again"
             )
-        return array
+        return shard.array(key)
 
     def _fetched(self, name: str) -> Path:
         return local(f"{self.folder.rstrip('/')}/{name}") if is_remote(self.folder) else Path(self.folder) / name

@@ -1,7 +1,7 @@
 """Encode every clip once into latents and projected text, for all conditioning modes.
 
 Only what is missing is encoded: a part of a clip is made again when its content, a setting, the weights or the code
-that decide it have changed, and never because a file was moved or a caption beside it was edited.
+that decide it have changed, and never because a file was moved: an edited caption costs its text alone.
 
 example: soundstage encode 'modes=[t2va,fl2va]' accelerator=cuda num_workers=1 num_readers=8 dtype=bfloat16
 """
@@ -61,7 +61,8 @@ class Config(Frozen):
     num_readers: int = Field(default=2, gt=0)
     """Threads of each process that decode the next clips meanwhile; as many clips lie decoded in memory, and one more."""
     batch_size: int = Field(default=1, gt=0)
-    """Clips of equal shape that the autoencoders take at once, which is also what a killed process does again at most."""
+    """Clips of equal shape that the autoencoders take at once, which is also what a killed process does again at most.
+    Above 1, what a clip is encoded beside shows in the last bits of its latents (1e-6, measured)."""
     max_clip_s: float = Field(default=600, gt=0)
     """Longest time for one clip, s."""
     max_hours: float | None = Field(default=None, gt=0)

@@ -103,8 +103,16 @@ def encode_lacking(task: Task, lacking: set[tuple[str, str]], encoders: Encoders
     batches = Batches(
         task.jobs, settings.batch_size, {entry for entry, part in lacking if part in ("picture", "sound")}
     )
-    for loading in ahead(to_read(task, lacking, batches, encoders), load, settings.num_readers):
-        jobs, answer = loading
+    needed = {"picture", "sound", "references", *(("text",) if encoders.text_sees else ())}
+    reading: list[tuple[Job, ...]] = []
+    for _, group in itertools.groupby(task.jobs, key=lambda job: job.clip.clip_id):
+        jobs = tuple(group)
+        if any(batches.wants(job) or (job.entry, part) in lacking for job in jobs for part in needed):
+            reading.append(jobs)
+        else:
+            for job in jobs:
+                keep_conditions(settings, encoders, job, None, (), lacking)
+    for jobs, answer in ahead(reading, load, settings.num_readers):
         if isinstance(answer, Unreadable):
             rejects.append(unreadable(jobs[0].clip, answer))
             batches.leave_out(jobs)
@@ -118,22 +126,6 @@ def encode_lacking(task: Task, lacking: set[tuple[str, str]], encoders: Encoders
             seconds.append(time.perf_counter() - began)
             began = time.perf_counter()
     return rejects, seconds
-
-
-def to_read(
-    task: Task, lacking: set[tuple[str, str]], batches: Batches, encoders: Encoders
-) -> Iterator[tuple[Job, ...]]:
-    """Clips whose media are needed, with their jobs; the text of others is made at once."""
-    for _, group in itertools.groupby(task.jobs, key=lambda job: job.clip.clip_id):
-        jobs = tuple(group)
-        parts = {part for job in jobs for part in PARTS if (job.entry, part) in lacking}
-        if any(batches.wants(job) for job in jobs) or parts & (
-            {"text", "references"} if encoders.text_sees else {"references"}
-        ):
-            yield jobs
-        elif "text" in parts:
-            for job in jobs:
-                keep_conditions(task.settings, encoders, job, None, (), lacking)
 
 
 def load(jobs: tuple[Job, ...]) -> Loaded:
@@ -151,7 +143,7 @@ def load(jobs: tuple[Job, ...]) -> Loaded:
 
 
 def ahead(
-    items: Iterator[tuple[Job, ...]], function: Callable[[tuple[Job, ...]], Loaded], num_threads: int
+    items: Sequence[tuple[Job, ...]], function: Callable[[tuple[Job, ...]], Loaded], num_threads: int
 ) -> Iterator[tuple[tuple[Job, ...], Loaded | Unreadable]]:
     """Results in order, `num_threads` being made while one is used: decoders leave Python's lock alone."""
     with ThreadPoolExecutor(num_threads) as pool:
@@ -172,7 +164,7 @@ def settled(jobs: tuple[Job, ...], future: Future[Loaded]) -> tuple[tuple[Job, .
         return jobs, error
 
 
-def unreadable(clip: Clip, error: Unreadable) -> Reject:
+def unreadable(clip: Clip, error: Exception) -> Reject:
     """A clip that was accepted, and whose file cannot be read any more."""
     return Reject(
         item=clip.clip_id, path=clip.path, verb="encode", rule="encode.readable", measured=str(error),

@@ -12,8 +12,10 @@ from data.canvases import Fit, fits
 from data.conditions import KEYFRAMES
 from data.files import iter_records, sha256
 from data.latents import fingerprint_of
+from data.media_open import Unreadable
 from data.records import Clip, Reject, Source
 from data.references import Pick, drawn, given
+from tasks.encoding import shared_by, unreadable
 from tasks.packing import Job
 
 if TYPE_CHECKING:
@@ -37,8 +39,6 @@ class Lineage(NamedTuple):
 
 def lineage_of(config: Config, encoders: Encoders) -> Lineage:
     """Hash the weights that encode, and write down every setting that decides a byte."""
-    from tasks.encoding import shared_by
-
     hashed = functools.cache(sha256)
     weights = {part: {name: hashed(config.base / name) for name in names} for part, names in encoders.parts.items()}
     settings = config.model_dump(
@@ -66,7 +66,10 @@ def jobs_of(
             rejects.append(found)
             continue
         picks = picks_of(clip, siblings.get(clip.source_id, []), files, config) if wanted else ()
-        jobs += [job_of(clip, fit, picks, config, encoders, lineage) for fit in found]
+        try:
+            jobs += [job_of(clip, fit, picks, config, encoders, lineage) for fit in found]
+        except (Unreadable, OSError) as error:  # the other file that its sound comes from
+            rejects.append(unreadable(clip, error))
     return jobs, rejects
 
 
@@ -99,7 +102,8 @@ def job_of(
 ) -> Job:
     """An entry with its keys. No key knows a path: a file that was moved or renamed is the same."""
     shape, weights = fit.shape, lineage.weights
-    how = [CODE_VERSION, encoders.name, config.dtype]
+    # The clip is part of every key, or two clips that say the same would share a file that either may put away.
+    how = [CODE_VERSION, encoders.name, config.dtype, clip.clip_id, config.accelerator.partition(":")[0]]
     span = [clip.start_s, clip.end_s, shape.model_dump()]
     keyframes = sorted({name for mode in config.modes for name in KEYFRAMES.get(mode, ())})
     heard = clip.source_id if clip.sound_path is None else content_of(clip.sound_path)
@@ -107,8 +111,8 @@ def job_of(
     variants = [str(variant) for variant in Job("", clip, "", shape, picks, ()).variants(config.settings)]
     sees = [clip.source_id, span, shown] if encoders.text_sees else []
     parts = [
-        [weights["picture"], clip.source_id, span, config.posterior, keyframes],
-        [weights["sound"], heard, span, config.posterior],
+        [weights["picture"], clip.source_id, span, config.posterior, config.batch_size, keyframes],
+        [weights["sound"], heard, span, config.posterior, config.batch_size],
         [weights["text"], clip.caption, sorted({encoders.text_of(name) for name in variants}), sees],
         [weights["references"], shown, shape.model_dump()] if picks else None,
     ]

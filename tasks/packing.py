@@ -7,15 +7,14 @@ work/ticks                          a line a finished part: how far all processe
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from data.conditions import NEED_SOUND, Mode, Variant
 from data.files import remove, write_text
-from data.latent_shards import HEADER, write_shard
+from data.latent_shards import Broken, Shard, opened, write_shard
 from data.latents import PARTS, fingerprint_of
 from data.records import Clip, ClipShape, Frozen
 from data.references import Pick
@@ -95,25 +94,22 @@ def lacking_of(jobs: Sequence[Job], kept: Mapping[str, object], work: Path) -> s
 
 
 def kept_parts(work: Path) -> dict[str, tuple[str, str]]:
-    """What the finished shards of earlier runs hold: file and entry, by key; a damaged one holds nothing."""
+    """What the finished shards of earlier runs hold: file and entry, by key; a damaged one holds nothing.
+
+    Every byte is read: what is taken over gets a new checksum, which would then vouch for the damage.
+    """
     found: dict[str, tuple[str, str]] = {}
     for path in sorted((work / "shards").glob("*.safetensors")):
-        header = header_of(path)
-        if header is None or not path.with_suffix(".json").is_file():
+        try:
+            shard = opened(path, str(path))
+            sound = path.with_suffix(".json").is_file() and not any(map(shard.altered, shard.places))
+        except Broken:
+            shard, sound = None, False
+        if shard is None or not sound:
             remove(path)
         else:
-            found |= {key: (str(path), entry) for entry, key in header["keys"].items()}
+            found |= {key: (str(path), entry) for entry, key in shard.keys.items()}
     return found
-
-
-def header_of(path: Path) -> dict[str, Any] | None:
-    """What we wrote into a shard's header; None where the file is damaged."""
-    from safetensors import SafetensorError
-
-    try:
-        return cast(dict[str, Any], json.loads(opened(str(path)).metadata()[HEADER]))
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def keep(settings: Settings, part: str, key: str, arrays: Mapping[str, Tensor]) -> None:
@@ -145,44 +141,31 @@ def pack(work: Path, part: str, members: Sequence[tuple[str, str]], kept: Mappin
     path = shard_path(work, part, members)
     if not members or (path.is_file() and path.with_suffix(".json").is_file()):
         return
+    shards: dict[str, Shard] = {}
     entries: dict[str, Arrays] = {}
     for entry, key in members:
         own = done_path(work, part, key)
-        entries[entry] = arrays_of(*((str(own), ALONE) if own.is_file() else kept[key]))
+        place, name = (str(own), ALONE) if own.is_file() else kept[key]
+        if place not in shards:
+            shards[place] = opened(Path(place), place)
+        entries[entry] = {array: shards[place].array(f"{name}/{array}") for array in shards[place].names[name]}
     write_shard(path, entries, dict(members))
     write_text(path.with_suffix(".json"), json.dumps(facts_of(path), sort_keys=True))
-
-
-@functools.lru_cache(maxsize=64)
-def opened(path: str) -> Any:
-    """A shard, mapped."""
-    from safetensors import safe_open
-
-    return cast(Any, safe_open(path, framework="pt"))
-
-
-def arrays_of(path: str, entry: str) -> Arrays:
-    """All arrays of one entry in a shard."""
-    file = opened(path)
-    return {
-        key.partition("/")[2]: file.get_tensor(key) for key in sorted(file.keys()) if key.partition("/")[0] == entry
-    }
 
 
 def facts_of(path: Path) -> dict[str, Any]:
     """What the arrays of a written shard really hold, by entry: sizes, precision, whether they are finite, and vary."""
     import torch
-    from safetensors import safe_open
 
     found: dict[str, Any] = {}
-    with cast(Any, safe_open(path, framework="pt")) as file:
-        for key in sorted(cast(list[str], file.keys())):
-            entry, _, name = key.partition("/")
-            array = cast("Tensor", file.get_tensor(key))
-            fact = found.setdefault(entry, {"sizes": {}, "dtypes": [], "finite": True, "varies": False})
-            fact["sizes"][name] = list(array.shape)
-            if array.is_floating_point():
-                fact["dtypes"] = sorted({*fact["dtypes"], str(array.dtype).removeprefix("torch.")})
-                fact["finite"] = fact["finite"] and bool(torch.isfinite(array).all())
-                fact["varies"] = fact["varies"] or bool(array.float().std(unbiased=False) > 0)
+    shard = opened(path, str(path))
+    for entry, names in shard.names.items():
+        arrays = {name: shard.array(f"{entry}/{name}") for name in names}
+        floats = [array for array in arrays.values() if array.is_floating_point()]
+        found[entry] = {
+            "sizes": {name: list(array.shape) for name, array in arrays.items()},
+            "dtypes": sorted({str(array.dtype).removeprefix("torch.") for array in floats}),
+            "finite": all(bool(torch.isfinite(array).all()) for array in floats),
+            "varies": any(bool(array.float().std(unbiased=False) > 0) for array in floats),
+        }
     return found

@@ -18,7 +18,7 @@ from data.latents import PARTS, SHARED
 from data.records import Reject
 from data.workers import Pool
 from tasks.encoding import Outcome, Task, encode_shard
-from tasks.packing import Job, kept_parts, lacking_of, members_of, shard_path
+from tasks.packing import Job, done_path, kept_parts, lacking_of, members_of, shard_path
 
 if TYPE_CHECKING:
     from models.families import Encoders
@@ -121,8 +121,10 @@ def check_time(outcome: Outcome, jobs: Sequence[Job], config: Config) -> None:
     second = jobs[config.batch_size : 2 * config.batch_size]
     tried = sum(pixels[config.batch_size : 2 * config.batch_size])
     hours = outcome.seconds[1] * sum(pixels) / tried / config.num_workers / 3600
-    written = sum(path.stat().st_size for job in second for path in (config.work / "done").glob(f"*-{job.keys[0]}*"))
-    text = sum(path.stat().st_size for job in second for path in (config.work / "done").glob(f"*-{job.keys[2]}*"))
+    written, text = (
+        sum(done_path(config.work, part, job.keys[PARTS.index(part)]).stat().st_size for job in second)
+        for part in ("picture", "text")
+    )
     total = written * sum(pixels) / tried + text * len(jobs) / len(second)
     sys.stderr.write(f"encode: {len(jobs)} entries to make, about {hours:.2g} h and {total / 1e9:.2g} GB\n")
     if config.max_hours is not None and hours > config.max_hours:

@@ -17,10 +17,12 @@ from data.files import read_records, refuse_foreign_outputs, sha256, write_recor
 from data.latents import LatentStore
 from data.media import write_mp4
 from data.records import Clip, DataRefused, Reject, Source
+from data.workers import Pool
 from data.world import scene
+from models.families import load_encoders
 from tasks import encoding, packing, supply
 from tasks.encode import Config, run
-from tasks.jobs import shards
+from tasks.jobs import jobs_of, lineage_of, shards
 from tasks.packing import Job
 
 MakeClip = Callable[..., Clip]
@@ -81,7 +83,7 @@ class InProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        packing.opened.cache_clear()
+        pass
 
 
 @pytest.fixture
@@ -126,8 +128,7 @@ def test_real_processes_write_what_one_does(base: Path, clips: list[Clip], tmp_p
     here = run(config_of(tmp_path / "here", base, clips))
     there = config_of(tmp_path / "there", base, clips, num_workers=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.undo()
-        patch.setattr(supply, "Pool", __import__("data.workers", fromlist=["Pool"]).Pool)
+        patch.setattr(supply, "Pool", Pool)
         patch.setattr(encoding, "keep", packing.keep)
         run(there)
     assert sha256(there.latents) == sha256(here)
@@ -215,17 +216,47 @@ def test_shards_that_hold_the_same_are_not_written_again(
     assert {name for name, inode in after.items() if before[name] != inode} == {"text-00000.safetensors"}
 
 
+@pytest.mark.parametrize("spoil", ["cut", "bit", "facts"])
 def test_what_an_earlier_run_kept_is_not_believed_when_it_is_damaged(
-    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, spoil: str
 ) -> None:
     config = config_of(tmp_path, base, clips)
-    fingerprint = LatentStore(run(config)).fingerprint
-    kept = sorted((config.work / "shards").glob("sound-*.safetensors"))
-    kept[0].write_bytes(kept[0].read_bytes()[:50])
+    before = sha256(run(config))
+    kept = min((config.work / "shards").glob("sound-*.safetensors"))
+    data = bytearray(kept.read_bytes())
+    data[-1] ^= 1
+    kept.unlink()  # the store has links to the same bytes
+    kept.write_bytes(data[:50] if spoil == "cut" else data)
+    if spoil == "facts":
+        data[-1] ^= 1
+        kept.write_bytes(data)
+        kept.with_suffix(".json").unlink()
     assert made_by(pool, config) == {"sound": 1}
-    store = LatentStore(config.latents)
-    store.verify()
-    assert store.fingerprint == fingerprint
+    LatentStore(config.latents).verify()
+    assert sha256(config.latents) == before
+
+
+def test_clips_that_say_or_sound_the_same_share_no_key(
+    base: Path, clips: list[Clip], tmp_path: Path, make_clip: MakeClip
+) -> None:
+    (tmp_path / "song.wav").write_bytes(b"one")
+    same = [make_clip(name, caption="the same", sound_path=str(tmp_path / "song.wav")) for name in ("a", "b")]
+    config, encoders = config_of(tmp_path, base, same), load_encoders(base)
+    encoders.text_sees = False  # as LTX-2's does not
+    jobs, _ = jobs_of([("train", clip) for clip in same], config, encoders, lineage_of(config, encoders))
+    keys = [key for job in jobs for key in job.keys if key]
+    assert len(keys) == len(set(keys)) == 6
+
+
+def test_a_clip_whose_other_sound_is_gone_is_a_reject(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+) -> None:
+    clips[0] = clips[0].model_copy(update={"sound_path": str(tmp_path / "gone.wav")})
+    config = config_of(tmp_path, base, clips)
+    assert len(LatentStore(run(config)).index) == 1
+    (reject,) = read_records(config.rejects, Reject)
+    assert (reject.item, reject.rule) == ("bell-000000", "encode.readable")
+    assert "gone.wav" in reject.measured
 
 
 def test_a_clip_is_decoded_once_for_all_its_canvases(
