@@ -197,7 +197,7 @@ def memberships(candidates: Candidates, stage: Stage) -> Iterator[Codes]:
     if stage.canvases:
         usable &= named(candidates.canvas_names, stage.canvases)[candidates.canvases]
     if stage.max_duration_s is not None:
-        usable &= candidates.duration_s <= stage.max_duration_s + 1e-9
+        usable &= candidates.duration_s <= stage.max_duration_s + 5e-4  # limits are written to the millisecond
     replayed = named(candidates.group_names, stage.replay_groups)[candidates.groups]
     places = {component.name: place for place, component in enumerate(components) if not component.replay}
     if stage.mixture:
@@ -206,8 +206,22 @@ def memberships(candidates: Candidates, stage: Stage) -> Iterator[Codes]:
         of_group = np.where(replayed, -1, 0) if stage.replay_share > 0 else np.zeros(candidates.num_entries)
     yield np.where(usable & (low <= difficulty) & (difficulty <= high), of_group, -1).astype(np.int32)
     if stage.replay_share > 0:
-        old = replayed if stage.replay_groups else difficulty < low
+        old = replayed if stage.replay_groups else (difficulty < low) & (of_group >= 0)
         yield np.where(usable & old, len(components) - 1, -1).astype(np.int32)
+
+
+def eligible(candidates: Candidates, stage: Stage) -> tuple[Flags, Flags]:
+    """Entries that a stage may draw in one of its modes, and those among them that it may draw as replay.
+
+    Raises:
+        ValueError: a canvas that the store lacks.
+    """
+    window, *replay = (members >= 0 for members in memberships(candidates, stage))
+    modes = {kind.mode for kind in kinds_of(stage)}
+    wanted = np.array([Variant.parse(name).mode in modes for name in candidates.variant_names], np.bool_)
+    usable = np.bincount(candidates.rows[wanted[candidates.variants]], minlength=candidates.num_entries) > 0
+    replayed = usable & (replay[0] if replay else np.zeros(candidates.num_entries, np.bool_))
+    return (window & usable) | replayed, replayed
 
 
 def named(names: tuple[str, ...], wanted: tuple[str, ...]) -> Flags:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from data.curriculum import Column, Columns, Mask, eligible, replayed, write_planned
+from data.candidates import candidates_of, eligible
+from data.curriculum import Column, Mask, write_planned
 from data.difficulty import (
     FEATURES,
     buckets_of,
@@ -135,12 +136,15 @@ def run(config: Config) -> dict[str, Any]:
 
     store = LatentStore(config.latents)
     plan = planned(config, store)
-    stages = {name: eligible(stage, columns_of(plan)) for name, stage in config.stages.items()}
+    candidates = candidates_of(store.index, planned_table(plan))
+    may = {name: eligible(candidates, stage) for name, stage in config.stages.items()}
+    stages = {name: drawn for name, (drawn, _) in may.items()}
+    replayed = {name: int(np.count_nonzero(again)) for name, (_, again) in may.items()}
     uncovered = refuse_uncovered(config, plan, stages)
     texts = {name: plan.index[name] for name in ("entry", "clip_id", "source_id", "group")}
     texts["bucket"] = bucket_names(plan)
     write_planned(config.curriculum, texts, plan.ranks | {"difficulty": plan.difficulty}, plan.review)
-    facts = summary(config, plan, stages, uncovered) | {"latents": store.fingerprint}
+    facts = summary(config, plan, stages, replayed, uncovered) | {"latents": store.fingerprint}
     write_text(config.summary, json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
     drawn = Entries(plan.index["group"].to_pylist(), plan.ranks, plan.difficulty, plan.review)
     draw(config.picture, drawn, config.stages, stages, plan.rho)
@@ -203,11 +207,13 @@ def measured_losses(
     return losses_of_all(family, store, places, *counts, remembered), weights
 
 
-def columns_of(plan: Plan) -> Columns:
-    """What stages choose by."""
-    index = plan.index
-    duration_s = index["num_frames"].to_numpy() / index["frame_rate"].to_numpy()
-    return Columns(plan.difficulty, index["group"], index["canvas"], duration_s, index["variants"])
+def planned_table(plan: Plan) -> Any:
+    """What the sampler reads of the curriculum."""
+    import pyarrow as pa
+
+    names = ("entry", "group")
+    columns = {name: plan.index[name] for name in names} | {"difficulty": plan.difficulty}
+    return cast(Any, pa).table(columns)
 
 
 def bucket_names(plan: Plan) -> Any:
@@ -239,7 +245,9 @@ def refuse_uncovered(config: Config, plan: Plan, stages: dict[str, Mask]) -> NDA
     return uncovered
 
 
-def summary(config: Config, plan: Plan, stages: dict[str, Mask], uncovered: NDArray[np.int64]) -> dict[str, Any]:
+def summary(
+    config: Config, plan: Plan, stages: dict[str, Mask], replayed: dict[str, int], uncovered: NDArray[np.int64]
+) -> dict[str, Any]:
     """The facts of a plan, without paths and clocks: same inputs, same text."""
     names = [*plan.ranks, "difficulty"]
     by_tokens = rounded(float(plan.rho[names.index("difficulty"), names.index("tokens")]))
@@ -264,7 +272,10 @@ def summary(config: Config, plan: Plan, stages: dict[str, Mask], uncovered: NDAr
             "rho": [[rounded(float(value)) for value in row] for row in plan.rho],
         },
         "difficulty_against_tokens": {"rho": by_tokens, "limit": MAX_TOKEN_CORRELATION},
-        "stages": {name: stage_facts(plan, config.stages[name], mask) for name, mask in stages.items()},
+        "stages": {
+            name: {"replayed": replayed[name], **stage_facts(plan, config.stages[name], mask)}
+            for name, mask in stages.items()
+        },
         "uncovered": [entries[int(place)].as_py() for place in uncovered],
         "review": [
             {"entry": entries[int(place)].as_py(), "loss_z": rounded(float(plan.loss[place]))}
@@ -296,7 +307,6 @@ def stage_facts(plan: Plan, stage: Stage, mask: Mask) -> dict[str, Any]:
     count = int(np.count_nonzero(mask))
     return {
         "eligible": count,
-        "replayed": int(np.count_nonzero(mask & replayed(stage, columns_of(plan)))),
         "by_bucket": by_bucket(plan, mask),
         "difficulty": list(stage.difficulty),
         "pacing": stage.pacing,

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.candidates import Candidates, candidates_of
+from data.candidates import Candidates, candidates_of, eligible
 from data.sampler import NUM_SEGMENTS, Sampler, StepBatch, opened, share
 from data.stage import Stage
 
@@ -281,6 +281,52 @@ def test_replayed_groups_come_as_replay_alone_unless_the_mixture_names_them() ->
     assert [(facts.clips, round(facts.share, 6)) for facts in plain.summary()] == [(8, 0.75), (4, 0.25)]
     plan = stage(replay_share=0.25, replay_groups=["old"], mixture={"old": 1, "new": 2})
     assert [facts.clips for facts in Sampler(candidates(rows), plan, 0).summary()] == [8, 4, 4]
+
+
+FIVE = [
+    clip(number, difficulty=difficulty, group=group, canvas=canvas, num_frames=num_frames)
+    for number, (difficulty, group, canvas, num_frames) in enumerate(
+        zip(
+            (0.0, 0.2, 0.5, 0.8, 1.0), ("old", "new", "new", "new", "odd"), ("small", "small", "large", "large", "large"),
+            (22, 22, 48, 96, 192), strict=True,
+        )
+    )
+]  # fmt: skip
+"""Of every kind, at 24 frames a second."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "places", "again"),
+    [
+        ({}, [0, 1, 2, 3, 4], []),
+        ({"difficulty": [0.2, 0.8]}, [1, 2, 3], []),
+        ({"difficulty": [0.2, 0.8], "pacing": "competence", "competence_start": 1.0}, [1, 2, 3], []),
+        ({"canvases": ["large"]}, [2, 3, 4], []),
+        ({"max_duration_s": 0.9166}, [0, 1], []),
+        ({"mixture": {"new": 1.0, "odd": 0.0}}, [1, 2, 3], []),
+        ({"difficulty": [0.5, 1.0], "replay_share": 0.1}, [0, 1, 2, 3, 4], [0, 1]),
+        ({"difficulty": [0.5, 1.0], "replay_share": 0.1, "mixture": {"new": 1.0}}, [1, 2, 3], [1]),
+        ({"difficulty": [0.5, 0.8], "replay_share": 0.1, "replay_groups": ["old"]}, [0, 2, 3], [0]),
+        ({"mixture": {"new": 1.0}, "replay_share": 0.1, "replay_groups": ["old"]}, [0, 1, 2, 3], [0]),
+    ],
+)
+def test_what_a_stage_may_draw_is_what_its_sampler_draws(
+    settings: dict[str, Any], places: list[int], again: list[int]
+) -> None:
+    rows, plan = candidates(FIVE), stage(**{"batch_size": 1, **settings})
+    drawn, replayed = eligible(rows, plan)
+    assert (drawn.nonzero()[0].tolist(), replayed.nonzero()[0].tolist()) == (places, again)
+    assert (Sampler(rows, plan, 0).draws(300) > 0).nonzero()[0].tolist() == places
+
+
+def test_what_no_stage_may_draw_is_told_by_duration_canvas_and_mode() -> None:
+    variants = [("t2va",), ("a2v", "t2va"), (), ("fl2va", "a2v-uncaptioned"), ("ref2va.1",)]
+    rows = candidates([{**row, "variants": items} for row, items in zip(FIVE, variants, strict=True)])
+    given_sound = stage(conditions={"a2v": 0.5, "ref2va": 0.5, "t2va": 0.0})
+    assert eligible(rows, given_sound)[0].tolist() == [False, True, False, True, True]
+    assert not eligible(candidates(FIVE), stage(max_duration_s=0.916))[0].any()
+    with pytest.raises(ValueError, match=r"canvases: no 'huge' .* it has large, small"):
+        eligible(candidates(FIVE), stage(canvases=["huge"]))
 
 
 def test_fewer_clips_than_a_batch_are_refused_with_both_numbers() -> None:

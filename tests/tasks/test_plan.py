@@ -171,7 +171,7 @@ def test_a_curriculum_of_token_counts_is_called_one(settings: dict[str, Any], ca
 
 
 def test_a_weight_without_effect_and_a_stage_without_entries_are_warned_of(settings: dict[str, Any]) -> None:
-    stages = {"all": STAGE, "none": {**STAGE, "canvases": ["huge"]}}
+    stages = {"all": STAGE, "none": {**STAGE, "max_duration_s": 0.1}}
     _, facts = planned(settings, stages=stages, weights={"motion": 1.0, "sync": 0.2})
     assert len(facts["warnings"]) == 2
     assert facts["warnings"][0].startswith("weights.sync = 0.2 has no effect")
