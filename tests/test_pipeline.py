@@ -52,7 +52,7 @@ REDUCED: dict[str, dict[str, Any]] = {
 }
 """Settings under which minutes suffice; the gate lets an untrained model pass."""
 PART_WAY = {
-    "encode": "encode/*/shard-*.safetensors",
+    "encode": "encode/done/*.safetensors",
     "train@easy": "train/easy/step-*.json",
     "train@all": "train/all/step-*.json",
     "evaluate": "evaluate/*/tuned_fl2va/*.safetensors",
@@ -243,6 +243,7 @@ def kill(
 
     `due` is asked again and again with the seconds since the start.
     """
+    shutil.rmtree(workspace.folder / "data/store/work/encode", ignore_errors=True)  # or nothing is left to encode
     process = workspace.start("dvc", "repro", "--single-item", "--force", stage)
     begin = time.monotonic()
     while process.poll() is None and not due(time.monotonic() - begin):
