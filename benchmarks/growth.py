@@ -73,7 +73,8 @@ def write(count: int, folder: Path) -> None:
         "num_tokens": listed([arrow.array(tokens + 300 * place) for place in range(3)]),
         "shard": [f"{number // 100:05d}" for number in range(count)], "keys": listed(keys),
     })  # fmt: skip
-    pq.write_table(index, folder / "index.parquet", row_group_size=10_000)
+    with arrow.OSFile(str(folder / "index.arrow"), "wb") as sink, arrow.ipc.new_file(sink, index.schema) as file:
+        file.write_table(index.combine_chunks())
     planned = arrow.table({"entry": entry, "group": group, "difficulty": random.permutation(count) / count})
     trained = np.array(index["split"].to_pylist()) == "train"
     pq.write_table(planned.filter(arrow.array(trained)), folder / "curriculum.parquet", row_group_size=10_000)
@@ -89,7 +90,7 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
     arrow.set_cpu_count(1)
     pq.read_table(folder / "curriculum.parquet").slice(0, 1).to_pylist()  # loads the libraries
     start = time.process_time()
-    index = LatentIndex(folder / "index.parquet")
+    index = LatentIndex(folder / "index.arrow")
     opened = time.process_time()
     candidates = candidates_of(index, pq.read_table(folder / "curriculum.parquet"))
     joined = time.process_time()

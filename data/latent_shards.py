@@ -53,17 +53,18 @@ class Shard(NamedTuple):
     """Names of the arrays of each entry."""
     keys: dict[str, str]
     sums: dict[str, str]
-    """Checksums of the arrays that have not been read yet."""
+    """Checksum of every array."""
+    read: dict[str, Tensor]
+    """Views that were asked for already; files do not rot while they are open, so those are not checked again."""
 
     def array(self, name: str) -> Tensor:
-        """A view; many times as fast as asking the library that wrote it."""
+        """A new view; many times as fast as asking the library that wrote it."""
         dtype, sizes, start, stop = self.places[name]
         return self.mapped[start:stop].view(dtype).view(sizes)
 
     def altered(self, name: str) -> bool:
-        """Whether an array is not what was written; asked once, since files do not rot while they are open."""
-        wanted = self.sums.pop(name, None)
-        return wanted is not None and checksum(self.array(name)) != wanted
+        """Whether an array is not what was written."""
+        return name in self.sums and checksum(self.array(name)) != self.sums[name]
 
 
 def opened(path: Path, shown: str) -> Shard:
@@ -93,4 +94,4 @@ def opened(path: Path, shown: str) -> Shard:
             names.setdefault(entry, []).append(name)
             start, stop = (length + offset for offset in value["data_offsets"])
             places[key] = (getattr(torch, DTYPES[value["dtype"]]), tuple(value["shape"]), start, stop)
-    return Shard(mapped, places, names, keys, sums)
+    return Shard(mapped, places, names, keys, sums, {})

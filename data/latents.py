@@ -1,4 +1,4 @@
-"""The latent store: safetensors shards of four parts, one Parquet index, a fingerprint for every part of every entry.
+"""The latent store: safetensors shards of four parts, one Arrow index, a fingerprint for every part of every entry.
 
 An *entry* is one clip at one canvas. Its arrays, by part and name:
 
@@ -13,18 +13,19 @@ Reads are memory-mapped and random by entry. A part is valid only for the finger
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
+import itertools
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data.conditions import KEYFRAMES, Variant
-from data.files import sha256, write_records, write_text
+from data.files import schema_of, sha256, whole, write_text
 from data.latent_shards import Broken, Shard, opened
 from data.records import ClipShape, Frozen
 from data.remote import is_remote, local
@@ -34,12 +35,17 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, Tensor]
 
+arrow = cast(Any, pa)
 PARTS = ("picture", "sound", "text", "references")
 PART_OF = {"video": "picture", "keyframe": "picture", "audio": "sound", "text": "text", "references": "references"}
 """Part by the first word of an array's name."""
 SHARED = "shared"
 """Entry of the arrays that every clip shares, such as the text of no caption; in the index it has no row."""
-INDEX, RECORD = "index.parquet", "fingerprint.json"
+INDEX, RECORD = "index.arrow", "fingerprint.json"
+ROWS_AT_ONCE, CHUNK = 10_000, 1 << 20
+"""Rows of the index that become Arrow's at once while it is written, and rows of a chunk of it."""
+KNOWN_ENTRIES = 1 << 14
+"""Entries that an open index remembers: 10 MB."""
 OPEN_SHARDS = 256
 """Shards that one process keeps mapped: far below the 65,530 maps that Linux allows."""
 
@@ -111,7 +117,7 @@ def write_index(store: Path, rows: Sequence[LatentRow], record: Mapping[str, obj
         The fingerprint of the whole store.
     """
     ordered = sorted(rows, key=lambda row: row.entry)
-    write_records(store / INDEX, ordered, LatentRow)
+    write_rows(store / INDEX, ordered)
     shards = {path.name: sha256(path) for path in sorted(store.glob("*.safetensors"))}
     fingerprint = fingerprint_of([dict(record), [[row.entry, row.split, *row.keys] for row in ordered]])
     text = {"fingerprint": fingerprint, **record, "shards": shards, "index": sha256(store / INDEX)}
@@ -119,27 +125,39 @@ def write_index(store: Path, rows: Sequence[LatentRow], record: Mapping[str, obj
     return fingerprint
 
 
+def write_rows(path: Path, rows: Iterable[LatentRow]) -> None:
+    """Write an index as an Arrow file, uncompressed, so that any number of processes share one map of it."""
+    schema, left = schema_of(LatentRow), iter(rows)
+    pieces: list[Any] = []
+    while some := [row.model_dump() for row in itertools.islice(left, ROWS_AT_ONCE)]:
+        pieces.append(arrow.Table.from_pylist(some, schema=schema))
+    table = arrow.concat_tables(pieces) if pieces else schema.empty_table()
+    with whole(path) as temporary, arrow.OSFile(str(temporary), "wb") as sink, arrow.ipc.new_file(sink, schema) as file:
+        for start in range(0, len(table), CHUNK):
+            file.write_table(table.slice(start, CHUNK).combine_chunks())
+
+
 class LatentIndex:
-    """The table of entries, sorted by `entry`; columns are Arrow's, so a million rows open in under two seconds."""
+    """The table of entries, sorted by `entry`: a map of the file, so a million rows open as fast as ten.
+
+    Raises:
+        Broken: it is no such table.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
-            self.table = cast(Any, pq.read_table(path, memory_map=True))  # columns in the order of LatentRow
-        except (cast("type[Exception]", pa.ArrowInvalid), OSError) as error:
+            self.table = arrow.ipc.open_file(arrow.memory_map(str(path))).read_all()  # columns in LatentRow's order
+        except (arrow.ArrowInvalid, OSError) as error:
             raise Broken(f"latent index {path} cannot be read: {str(error).splitlines()[0]}") from error
         missing = set(LatentRow.model_fields) - set(self.table.column_names)
         if missing:
             raise Broken(f"latent index {path} lacks {', '.join(sorted(missing))}; run `soundstage encode` again")
 
         self._columns = {name: self.table[name] for name in Entry._fields}
+        self.find = functools.lru_cache(KNOWN_ENTRIES)(self._find)
 
     def __len__(self) -> int:
         return cast(int, self.table.num_rows)
-
-    def entry(self, place: int) -> Entry:
-        """What reading the entry at a place takes."""
-        values = [self._columns[name][place].as_py() for name in Entry._fields]
-        return Entry(values[0], values[1], tuple(values[2]), *values[3:])
 
     def row(self, place: int) -> LatentRow:
         """The whole row at a place."""
@@ -147,11 +165,11 @@ class LatentIndex:
 
     def rows(self) -> Iterator[LatentRow]:
         """Every row, in order; a million take half a minute, columns take none."""
-        for batch in self.table.to_batches(max_chunksize=10_000):
+        for batch in self.table.to_batches(max_chunksize=ROWS_AT_ONCE):
             yield from map(LatentRow.model_validate, batch.to_pylist())
 
-    def find(self, entry: str) -> int:
-        """Place of an entry, by halving.
+    def _find(self, entry: str) -> Entry:
+        """What reading an entry takes, found by halving.
 
         Raises:
             KeyError: there is no such entry.
@@ -160,7 +178,8 @@ class LatentIndex:
         place = bisect.bisect_left(range(len(self)), entry, key=lambda place: cast(str, column[place].as_py()))
         if place == len(self) or column[place].as_py() != entry:
             raise KeyError(entry)
-        return place
+        values = [self._columns[name][place].as_py() for name in Entry._fields]
+        return Entry(values[0], values[1], tuple(values[2]), *values[3:])
 
 
 class LatentStore:
@@ -170,7 +189,7 @@ class LatentStore:
 
     Args:
         folder: Where `encode` wrote it, or a copy of that.
-        check: Compare every array with its checksum when a process first reads it.
+        check: Compare the index with its checksum now, and every array when a process first reads it.
 
     Raises:
         Broken: the store is missing, or a shard is missing, stale or altered; the message names it.
@@ -189,6 +208,8 @@ class LatentStore:
             raise Broken(
                 f"{folder}/{RECORD} is damaged or of another version; run `soundstage encode` again"
             ) from error
+        if check:
+            self.verify_file(INDEX)  # what is mapped is believed: an altered one could end the process
         self.index = LatentIndex(self._fetched(INDEX))
         self._open: OrderedDict[str, Shard] = OrderedDict()
         if not is_remote(self.folder):
@@ -201,7 +222,7 @@ class LatentStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.index = LatentIndex(self._fetched(INDEX))  # half a GB for a million clips: read, never sent
+        self.index = LatentIndex(self._fetched(INDEX))  # mapped, never sent
 
     def verify(self) -> None:
         """Read every byte of the store.
@@ -221,8 +242,9 @@ class LatentStore:
         wanted = self.record["index"] if name == INDEX else self.record["shards"][name]
         found = sha256(self._fetched(name))
         if found != wanted:
+            what = "index" if name == INDEX else "shard"
             raise Broken(
-                f"latent shard {self.folder}/{name} is altered: SHA-256 {found[:12]}…, recorded {wanted[:12]}…;"
+                f"latent {what} {self.folder}/{name} is altered: SHA-256 {found[:12]}…, recorded {wanted[:12]}…;"
                 " run `soundstage encode` again"
             )
 
@@ -282,12 +304,15 @@ class LatentStore:
         }
 
     def _array(self, shard: Shard, part: str, number: str, key: str) -> Tensor:
-        if self._check and shard.altered(key):
-            raise Broken(
-                f"latent shard {self.folder}/{shard_name(part, number)} is altered: {key} is not what was written;"
-                " run `soundstage encode` again"
-            )
-        return shard.array(key)
+        found = shard.read.get(key)
+        if found is None:
+            if self._check and shard.altered(key):
+                raise Broken(
+                    f"latent shard {self.folder}/{shard_name(part, number)} is altered: {key} is not what was written;"
+                    " run `soundstage encode` again"
+                )
+            found = shard.read[key] = shard.array(key)
+        return found
 
     def _fetched(self, name: str) -> Path:
         return local(f"{self.folder.rstrip('/')}/{name}") if is_remote(self.folder) else Path(self.folder) / name

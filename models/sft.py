@@ -26,14 +26,12 @@ NUM_BINS = 10
 
 def read_batch(store: LatentStore, drawn: StepBatch) -> Batch:
     """Stack the latents and conditions of the drawn entries."""
-    rows = [store.index.entry(store.index.find(entry)) for entry in drawn.entries]
-    arrays: Arrays = {}
-    for place, (row, variant) in enumerate(zip(rows, drawn.variants, strict=True)):
-        read = {"video": store.read(row, "video"), "audio": store.read(row, "audio"), **store.conditions(row, variant)}
-        if not arrays:
-            arrays = {name: array.new_empty((len(rows), *array.shape)) for name, array in read.items()}
-        for name, array in read.items():  # at once, while the processor's cache still has it from its checksum
-            arrays[name][place] = array
+    rows = [store.index.find(entry) for entry in drawn.entries]
+    clips = [
+        {"video": store.read(row, "video"), "audio": store.read(row, "audio"), **store.conditions(row, variant)}
+        for row, variant in zip(rows, drawn.variants, strict=True)
+    ]
+    arrays: Arrays = {name: torch.stack([clip[name] for clip in clips]) for name in clips[0]}
     return Batch(
         mode=cast(Mode, drawn.mode),
         video_BCFHW=arrays.pop("video"),

@@ -36,7 +36,7 @@ class Config(Frozen):
     """Table of accepted files, for the references that clips name."""
     base: Path
     """Model whose autoencoders and text side encode, a diffusers folder of MiniMax-H3 or LTX-2."""
-    latents: Annotated[Path, Holds(("index.parquet", "fingerprint.json"))]
+    latents: Annotated[Path, Holds(("index.arrow", "fingerprint.json"))]
     """Where the latent store goes."""
     rejects: Path
     """Where the clips that cannot be encoded go, with reasons."""

@@ -61,7 +61,7 @@ def test_arrays_are_read_by_entry_and_conditions_by_variant(tmp_path: Path) -> N
     rows = write(tmp_path)
     store = LatentStore(tmp_path)
     assert [store.index.row(place) for place in range(2)] == rows == list(store.index.rows())
-    assert store.index.find("b@base") == 1
+    assert store.index.find("b@base").entry == "b@base"
     assert store.read(rows[1], "video").equal(torch.ones((2, 3), dtype=torch.bfloat16))
     given_names = {variant: sorted(store.conditions(rows[0], variant)) for variant in rows[0].variants}
     assert given_names == {
@@ -129,11 +129,16 @@ def test_a_missing_shard_or_store_is_named(tmp_path: Path) -> None:
 
 def test_an_index_or_record_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
-    index = tmp_path / "index.parquet"
+    index = tmp_path / "index.arrow"
     kept = index.read_bytes()
-    index.write_bytes(b"PAR1 nonsense")
-    with pytest.raises(Broken, match=r"index\.parquet cannot be read"):
+    index.write_bytes(b"ARROW1 nonsense")
+    with pytest.raises(Broken, match=r"index\.arrow is altered"):
         LatentStore(tmp_path)
+    with pytest.raises(Broken, match=r"index\.arrow cannot be read"):
+        LatentStore(tmp_path, check=False)
+    index.write_bytes(kept[: len(kept) // 2])
+    with pytest.raises(Broken, match=r"index\.arrow cannot be read"):
+        LatentStore(tmp_path, check=False)
     index.write_bytes(kept)
     (tmp_path / "fingerprint.json").write_text('{"fingerprint": "x"}')
     with pytest.raises(Broken, match="another version"):

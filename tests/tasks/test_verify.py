@@ -77,7 +77,7 @@ def test_a_copy_is_the_same_and_only_what_changed_is_sent_again(
 
 def test_a_copy_that_was_cut_short_is_no_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(source: Path, target: str) -> None:
-        if source.name == "index.parquet":
+        if source.name == "index.arrow":
             raise KeyboardInterrupt
         send(source, target)
 
