@@ -27,25 +27,19 @@ ON_HOST = ("weights", "gradients", "optimiser", "EMA", "frozen copy")
 """Parts that offloading takes off the device."""
 
 
-class Setup(Frozen):
-    """How a stage is run."""
+class Options(Frozen):
+    """How any stage is run."""
 
     strategy: Literal["ddp", "fsdp2"] = "fsdp2"
     """`ddp` has everything on every device; `fsdp2` shards weights, gradients and optimiser states."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """`bf16` and `fp16` compute in it with master weights, gradients and optimiser in fp32; `fp32` does all in it."""
     recompute: Literal["none", "blocks", "selective"] = "blocks"
-    """Activations computed again in backward: `none`, all `blocks`, or all in them but attention's outputs (`selective`)."""
+    """Activations computed again in backward: `none`, all of the `blocks`, or what is not attention (`selective`)."""
     offload: bool = False
     """Keep weights, gradients and optimiser in host memory; needs fsdp2."""
     micro_batch: int = Field(default=1, gt=0)
     """Clips a device takes at once."""
-    method: Literal["full", "lora"] = "full"
-    """`lora` trains adapters only."""
-    lora_rank: int = Field(default=16, gt=0)
-    """Rank of the adapters."""
-    freeze_text_side: bool = False
-    """Leave what takes the text in as it is."""
     frozen_weights: Literal["fp32", "compute"] = "fp32"
     """Precision in which weights that are not trained are kept: `fp32` as they are loaded, or that of computing."""
     ema: bool = False
@@ -53,6 +47,17 @@ class Setup(Frozen):
     guidance: Literal["none", "contrast", "drift"] = "none"
     """Guidance preservation: `contrast` runs the model once more without caption, `drift` the base model, of which
     full tuning needs a frozen copy."""
+
+
+class Setup(Options):
+    """How one stage is run."""
+
+    method: Literal["full", "lora"] = "full"
+    """`lora` trains adapters only."""
+    lora_rank: int = Field(default=16, gt=0)
+    """Rank of the adapters."""
+    freeze_text_side: bool = False
+    """Leave what takes the text in as it is."""
 
     @model_validator(mode="after")
     def _is_no_contradiction(self) -> Setup:
@@ -201,19 +206,12 @@ def communication(parameters: Parameters, setup: Setup, devices: int, accumulate
     }
 
 
-def disk(parameters: Parameters, setup: Setup, *, adapted: int = 0) -> dict[str, int]:
-    """Bytes of what a run writes.
-
-    Args:
-        parameters: Of the model, adapters included.
-        setup: How it is run.
-        adapted: Values of the adapters, which a checkpoint has merged and beside the weights.
-    """
+def disk(parameters: Parameters, setup: Setup) -> dict[str, int]:
+    """Bytes of a checkpoint, which has adapters merged into the weights and beside them, and of a state to resume from."""
     trained, whole = parameters.count(trainable=True), parameters.count()
     kept = FULL * trained + setup.frozen_bytes * (whole - trained)
     return {
-        "checkpoint": FULL * whole,  # adapters are merged into the weights, and stored beside them
-        "adapter": FULL * adapted,
+        "checkpoint": FULL * whole,
         "state": kept + resident(parameters, setup, 1)["optimiser"] + (FULL * trained if setup.ema else 0),
     }
 

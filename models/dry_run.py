@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
@@ -22,12 +22,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.budget import Activity, Parameters, Weight
 from models.families.sketches import Sketch
+from models.fused_kernels import ATTENTION, Fused
 
 Recompute = Literal["none", "blocks", "selective"]
-FUSED = (
-    torch.ops.aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001 # the name is the operator's
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
-)
+Kernels = Literal["accelerator", "cpu"]
 
 
 class Step(NamedTuple):
@@ -44,53 +42,25 @@ class Step(NamedTuple):
     """With what is computed again."""
 
 
-class FusedAttention(TorchFunctionMode):
-    """Attention by the kernels of an accelerator, whose outputs the meta device knows; its own way would be the naive one."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002 # torch's signature
-        """Replace the one function."""
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return fused(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def fused(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002 # torch's signature
-    scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: ARG001, FBT001, FBT002
-) -> Tensor:
-    """What a fused kernel returns: flash attention, or the memory-efficient one where there is a mask."""
-    flash, efficient = FUSED
-    if attn_mask is None:
-        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]  # noqa: FBT003 # positional
-    bias = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-    return efficient(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]  # noqa: FBT003
-
-
 class Live(TorchDispatchMode):
     """Bytes of the storages that are alive; those of `known` tensors do not count."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
         self._known = [tensor.untyped_storage() for tensor in known]
-        self._seen = {storage._cdata for storage in self._known}  # noqa: SLF001 # a meta storage has no other identity
+        self._seen = {_key(storage) for storage in self._known}
         self.now = self.peak = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note what an operator made."""
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self._seen:  # noqa: SLF001
-                    self._seen.add(storage._cdata)  # noqa: SLF001
+                if _key(storage) not in self._seen:
+                    self._seen.add(_key(storage))
                     self.now += storage.nbytes()
-                    weakref.finalize(storage, self._drop, storage._cdata, storage.nbytes())  # noqa: SLF001
+                    weakref.finalize(storage, self._drop, _key(storage), storage.nbytes())
         self.peak = max(self.peak, self.now)
         return result
 
@@ -104,12 +74,12 @@ class Saved:
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         self._known = [tensor.untyped_storage() for tensor in known]
-        self._sizes = dict.fromkeys((storage._cdata for storage in self._known), 0)  # noqa: SLF001
+        self._sizes = dict.fromkeys((_key(storage) for storage in self._known), 0)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Count a tensor. What is kept is detached: an output that its own node kept would never be freed."""
         storage = tensor.untyped_storage()
-        self._sizes.setdefault(storage._cdata, storage.nbytes())  # noqa: SLF001 # alive, so no other takes its number
+        self._sizes.setdefault(_key(storage), storage.nbytes())
         return tensor.detach()
 
     @property
@@ -118,21 +88,35 @@ class Saved:
         return sum(self._sizes.values())
 
 
-def step(model: torch.nn.Module, inputs: Mapping[str, Any], recompute: Recompute = "none") -> Step:
-    """Run forward and backward once, on whatever device model and inputs are, and say what that took."""
+def _key(storage: torch.UntypedStorage) -> int:
+    """A number of its own while it lives; on the meta device there is no address."""
+    return cast(int, cast(Any, storage)._cdata)  # noqa: SLF001
+
+
+def step(
+    model: torch.nn.Module, inputs: Mapping[str, Any], recompute: Recompute = "none", kernels: Kernels = "accelerator"
+) -> Step:
+    """Run forward and backward once, on whatever device model and inputs are, and say what that took.
+
+    Args:
+        model: On the meta device, or a real one.
+        inputs: By the names of its arguments, on the same device.
+        recompute: What is computed again in backward.
+        kernels: On the meta device, those of an accelerator, or a CPU's; a real device has its own.
+    """
     known = [*model.parameters(), *model.buffers(), *(value for value in inputs.values() if isinstance(value, Tensor))]
-    set_recompute(model, recompute)
+    modes = partial(Fused, norms=kernels == "accelerator") if known[0].is_meta else TorchFunctionMode
+    set_recompute(model, recompute, modes)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_forget)
-    attention = FusedAttention if known[0].is_meta else TorchFunctionMode
     live, saved, counter = Live(known), Saved(known), FlopCounterMode(display=False)
-    with attention(), live:
+    with modes(), live:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: cast(Tensor, tensor)):
             loss = _loss(model, inputs)
         held = live.now
         loss.backward()
-    with attention(), counter:  # a pass of its own: the counter's module hooks keep graphs alive
+    with modes(), counter:  # a pass of its own: the counter's module hooks keep graphs alive
         loss = _loss(model, inputs)
         forward = counter.get_total_flops()
         loss.backward()
@@ -147,21 +131,21 @@ def _forget(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def set_recompute(model: torch.nn.Module, recompute: Recompute) -> None:
+def set_recompute(model: torch.nn.Module, recompute: Recompute, modes: Callable[[], TorchFunctionMode]) -> None:
     """Have blocks computed again in backward: whole, or all but attention, whose outputs are small and dear."""
-    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+    import torch.utils.checkpoint as checkpoints
 
+    torch_checkpoints = cast(Any, checkpoints)
     options: dict[str, Any] = {"use_reentrant": False}
     if recompute == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, list(FUSED))
-    attention = FusedAttention if next(model.parameters()).is_meta else TorchFunctionMode
+        options["context_fn"] = partial(torch_checkpoints.create_selective_checkpoint_contexts, list(ATTENTION))
 
     def again(block: torch.nn.Module, *given: Any) -> Any:
         def run(*values: Any) -> Any:
-            with attention():  # `backward` leaves the modes it is called in
+            with modes():  # `backward` leaves the modes it is called in
                 return block(*values)
 
-        return checkpoint(run, *given, **options)
+        return torch_checkpoints.checkpoint(run, *given, **options)
 
     if recompute != "none":
         cast(Any, model).enable_gradient_checkpointing(again)
