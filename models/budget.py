@@ -37,7 +37,7 @@ class Options(Frozen):
     recompute: Literal["none", "blocks", "selective"] = "blocks"
     """Activations computed again in backward: `none`, all of the `blocks`, or what is not attention (`selective`)."""
     offload: bool = False
-    """Keep weights, gradients and optimiser in host memory; needs fsdp2."""
+    """Keep weights, gradients and optimiser in host memory; needs fsdp2, and time for copies that is not planned."""
     micro_batch: int = Field(default=1, gt=0)
     """Clips a device takes at once."""
     frozen_weights: Literal["fp32", "compute"] = "fp32"
@@ -217,7 +217,7 @@ def disk(parameters: Parameters, setup: Setup) -> dict[str, int]:
 
 
 def changes(setup: Setup, devices: int) -> Iterator[tuple[str, Setup, int]]:
-    """Ways to need less memory, cheapest in time first, each alone; then more and more of them together."""
+    """Ways to need less memory: each alone, more and more of them together, more devices, at last adapters."""
     known = setup.model_dump()
     tries = [
         ("recompute=blocks", {"recompute": "blocks"}),

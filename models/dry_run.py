@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -105,7 +105,7 @@ def step(
         kernels: On the meta device, those of an accelerator, or a CPU's; a real device has its own.
     """
     known = [*model.parameters(), *model.buffers(), *(value for value in inputs.values() if isinstance(value, Tensor))]
-    modes = partial(Fused, norms=kernels == "accelerator") if known[0].is_meta else TorchFunctionMode
+    modes = partial(Fused, norms=kernels == "accelerator") if known[0].is_meta else nullcontext
     set_recompute(model, recompute, modes)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -131,13 +131,16 @@ def _forget(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def set_recompute(model: torch.nn.Module, recompute: Recompute, modes: Callable[[], TorchFunctionMode]) -> None:
+def set_recompute(
+    model: torch.nn.Module, recompute: Recompute, modes: Callable[[], AbstractContextManager[Any]]
+) -> None:
     """Have blocks computed again in backward: whole, or all but attention, whose outputs are small and dear."""
     import torch.utils.checkpoint as checkpoints
 
     torch_checkpoints = cast(Any, checkpoints)
     options: dict[str, Any] = {"use_reentrant": False}
     if recompute == "selective":
+        options["respect_saved_tensors_hooks"] = False  # what it keeps by itself is seen alive
         options["context_fn"] = partial(torch_checkpoints.create_selective_checkpoint_contexts, list(ATTENTION))
 
     def again(block: torch.nn.Module, *given: Any) -> Any:

@@ -209,30 +209,35 @@ def described(
         for cost in costs
         if not cost.fits
     ]
-    listed = ", ".join(f"{what} {size / GB:,.2f} GB" for what, size in written.items())
+    listed = ", ".join(f"{what} {gigabytes(size)} GB" for what, size in written.items())
     lines += [f"disk: {listed} ({config.keep_states} states, one more while one is written)"]
     return "\n".join([*lines, f"written: {config.plan}, {config.picture}"]) + "\n"
+
+
+def gigabytes(size: int) -> str:
+    """Bytes as GB, small ones to two digits."""
+    return f"{size / GB:,.2f}" if size >= GB / 10 or size == 0 else f"{size / GB:.2g}"
 
 
 def table(costs: Sequence[Cost], config: Config) -> list[str]:
     """Lines of the table, right-aligned."""
     rows = [("devices", [str(cost.devices) for cost in costs])]
     rows += [
-        (f"{part}, GB", [f"{cost.memory_bytes[part] / GB:,.2f}" for cost in costs])
+        (f"{part}, GB", [gigabytes(cost.memory_bytes[part]) for cost in costs])
         for part in costs[0].memory_bytes
         if any(cost.memory_bytes[part] for cost in costs)
     ]
     rows += [
-        ("total, GB", [f"{cost.total_bytes / GB:,.2f}" for cost in costs]),
+        ("total, GB", [gigabytes(cost.total_bytes) for cost in costs]),
         (f"fits {config.device_memory_gb:g} GB", ["yes" if cost.fits else "NO" for cost in costs]),
     ]
     if any(cost.host_bytes for cost in costs):
-        rows.append(("host memory a device, GB", [f"{cost.host_bytes / GB:,.2f}" for cost in costs]))
+        rows.append(("host memory a device, GB", [gigabytes(cost.host_bytes) for cost in costs]))
     rows += [
         ("clips a step", [str(cost.clips_per_step) for cost in costs]),
         ("TFLOP a step and device", [f"{cost.flops_per_step / 1e12:,.3f}" for cost in costs]),
         ("computing, s", [f"{cost.compute_s:,.4g}" for cost in costs]),
-        ("sent a step and device, GB", [f"{sum(cost.communication_bytes.values()) / GB:,.2f}" for cost in costs]),
+        ("sent a step and device, GB", [gigabytes(sum(cost.communication_bytes.values())) for cost in costs]),
         ("communication, s", [f"{cost.communication_s:,.4g}" for cost in costs]),
         ("of computing", [f"{cost.communication_s / cost.compute_s:.1%}" for cost in costs]),
         ("step, s", [f"{cost.step_s:,.4g}" for cost in costs]),

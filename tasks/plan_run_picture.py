@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,11 @@ def draw(path: Path, title: str, costs: Sequence[Cost], limit_gb: float) -> None
     for place, (cost, height) in enumerate(zip(costs, heights, strict=True)):
         ink = INK if cost.fits else LIMIT
         text = f"{height:,.0f}" if height >= 10 else f"{height:.1f}"
-        cut = height > 0.94 * top
-        axes.text(place, 0.95 * top if cut else height, text, ha="center", va="bottom", color=ink, fontsize=9)
+        axes.text(place, min(height, top), text, ha="center", va="bottom", color=ink, fontsize=9)
     axes.axhline(limit_gb, color=LIMIT, linewidth=1.4)
     axes.text(1.0, limit_gb, f" {limit_gb:g} GB", transform=axes.get_yaxis_transform(), color=LIMIT, va="center")
-    axes.set(ylim=(0, top), xlabel="devices", ylabel="memory of one device, GB", title=title)
-    axes.title.set_fontsize(10)
+    axes.set(ylim=(0, top), xlabel="devices", ylabel="memory of one device, GB")
+    figure.suptitle(textwrap.fill(title, 16 * len(costs) + 40), fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], frameon=False, fontsize=8, loc="outside right center")

@@ -108,9 +108,10 @@ def test_bytes_saved_for_backward_are_those_of_a_real_step(
     for device in ("meta", "cpu"):
         model = sketch.build(sketch.num_blocks, device).to(dtype).train()
         steps[device] = step(model, sketch.inputs(*clip, 2, dtype, device), kernels="cpu")
-    assert steps["meta"].saved_bytes == pytest.approx(steps["cpu"].saved_bytes, rel=0.002)  # random states of kernels
-    assert steps["meta"].held_bytes == pytest.approx(steps["cpu"].held_bytes, rel=0.002)
-    assert steps["cpu"].held_bytes == pytest.approx(steps["cpu"].saved_bytes, rel=0.1)  # and what is returned
+    within = {"h3": 1e-5, "ltx2": 4e-3}[family]  # states of dropout's generator; row sums that CUDA's kernel pads to 32
+    for name in ("saved_bytes", "held_bytes", "peak_bytes"):
+        assert getattr(steps["meta"], name) == pytest.approx(getattr(steps["cpu"], name), rel=within)
+    assert steps["cpu"].held_bytes == pytest.approx(steps["cpu"].saved_bytes, rel=1e-4)  # and what is returned
 
 
 @pytest.mark.parametrize("recompute", ["none", "blocks"])
