@@ -119,7 +119,8 @@ def number_type(value: float) -> torch.dtype:
 
 def local(tensor: Tensor) -> Tensor:
     """This process's part."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    held = tensor.detach()
+    return cast(Tensor, cast(Any, held).to_local()) if isinstance(tensor, DTensor) else held
 
 
 def size_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -185,7 +185,7 @@ class States:
             self._abandoned = not self._recorded
         if self._abandoned:
             reason = f"{self._error}" if self._error else f"not whole after {timeout_s} s"
-            say(f"{self._folder}: {self._thread.name} abandoned: {reason}")
+            sys.stderr.write(f"{self._folder}: {self._thread.name} abandoned: {reason}\n")
         return self._recorded
 
     def _candidates(self) -> list[State]:
@@ -193,7 +193,7 @@ class States:
         states: list[State] = []
         for folder in sorted(self._folder.glob("step-*"), reverse=True):
             if not (folder / RECORD).exists():
-                say(f"{folder} was interrupted: removed")
+                sys.stderr.write(f"{folder} was interrupted: removed\n")
                 remove(folder)
                 continue
             try:
@@ -202,7 +202,7 @@ class States:
                 self._refuse(folder, f"{folder / RECORD} is no record: {' '.join(str(error).split())}")
                 continue
             if other := list(differences(self._identity, record.identity)):
-                say(f"{folder} belongs to other settings: {'; '.join(other)}: removed")
+                sys.stderr.write(f"{folder} belongs to other settings: {'; '.join(other)}: removed\n")
                 forget(folder)
             else:
                 states.append(State(folder, record))
@@ -231,7 +231,7 @@ class States:
         for earlier in self._folder.glob("refused-*"):
             remove(earlier)
         folder.rename(aside)
-        say(f"state refused: {reason}; moved to {aside}")
+        sys.stderr.write(f"state refused: {reason}; moved to {aside}\n")
 
     def _prepare(self, folder: Path, needed: int) -> bool:
         """Make room and a folder for a state; False where it is there already."""
@@ -345,8 +345,3 @@ def forget(folder: Path) -> None:
     """Delete a state, its record first: cut short, it was interrupted and not damaged."""
     remove(folder / RECORD)
     remove(folder)
-
-
-def say(message: str) -> None:
-    """A line on stderr."""
-    sys.stderr.write(message + "\n")
