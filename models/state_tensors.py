@@ -65,7 +65,7 @@ def restore(
 def materialise(optimiser: torch.optim.Optimizer) -> None:
     """Give a fresh optimiser the state it has after a step, of zero gradient and zero learning rate.
 
-    Parameters keep their values, but for the sign of a zero; settings and gradients stay. Do it before hooks are added.
+    Settings and gradients stay; AdamW's parameters keep their bits. Do it before hooks are added to the optimiser.
     """
     if optimiser.state:
         return

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from data.files import remove, sync, write_text
+from models.ranks import Ranks
 from models.state_tensors import Staging, files_of, mismatch, refuse_strange, size_bytes
-from models.world import World
 
 RECORD = "state.json"
 
@@ -86,7 +86,7 @@ class States:
         self._folder = folder
         self._identity = cast(dict[str, Any], json.loads(json.dumps(identity)))
         self._keep = keep
-        self._world = World()
+        self._ranks = Ranks()
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -100,11 +100,11 @@ class States:
         Those of another identity and interrupted ones are removed, damaged ones moved aside; stderr says which and why.
         """
         self.finish()
-        for state in self._world.first(self._candidates):
-            found = [line for lines in self._world.gather(list(self._findings(state))) for line in lines]
+        for state in self._ranks.first(self._candidates):
+            found = [line for lines in self._ranks.gather(list(self._findings(state))) for line in lines]
             if not found:
                 return state
-            self._world.first(lambda state=state, found=found: self._refuse(state.folder, found[0]))
+            self._ranks.first(lambda state=state, found=found: self._refuse(state.folder, found[0]))
         return None
 
     def names(self, state: State) -> set[str]:
@@ -120,14 +120,14 @@ class States:
         self.finish()
         reader = dcp.HuggingFaceStorageReader(str(state.folder))
         wrong = mismatch(reader.read_metadata().state_dict_metadata, tensors)
-        for line in filter(None, self._world.gather(wrong)):
+        for line in filter(None, self._ranks.gather(wrong)):
             raise RuntimeError(f"state {state.folder}: {line}")
         try:
             dcp.load(
                 {name: tensor.detach() for name, tensor in tensors.items()},
                 storage_reader=reader,
-                process_group=self._world.group,
-                no_dist=self._world.group is None,
+                process_group=self._ranks.group,
+                no_dist=self._ranks.group is None,
             )
         except CheckpointException as error:
             raise RuntimeError(f"state {state.folder} cannot be read: {first_failure(error)}") from error
@@ -149,9 +149,9 @@ class States:
         refuse_strange(tensors)
         facts = json.loads(json.dumps(facts))
         folder, needed = self._folder / f"step-{step:08d}", size_bytes(tensors)
-        if not self._world.first(lambda: self._prepare(folder, needed)):
+        if not self._ranks.first(lambda: self._prepare(folder, needed)):
             return
-        record = Record(step=step, identity=self._identity, facts=facts, world_size=self._world.size, files={})
+        record = Record(step=step, identity=self._identity, facts=facts, world_size=self._ranks.size, files={})
         work = (folder, self._staging.copy(tensors), record, needed)
         self._recorded = False
         # A daemon, so that an abandoned one does not keep a pre-empted process alive.
@@ -212,9 +212,9 @@ class States:
         """What is not as recorded of this process's share of the files."""
         names = sorted(state.record.files)
         strays = {path.name for path in state.folder.glob("*.safetensors")} - set(names)
-        if self._world.rank == 0 and strays:
+        if self._ranks.rank == 0 and strays:
             yield f"{state.folder / min(strays)} is not in its record"
-        for name in names[self._world.rank :: self._world.size]:
+        for name in names[self._ranks.rank :: self._ranks.size]:
             path, expected = state.folder / name, state.record.files[name]
             try:
                 held = path.stat().st_size
@@ -265,20 +265,20 @@ class States:
                 storage_writer=dcp.HuggingFaceStorageWriter(
                     str(folder), fqn_to_index_mapping=files_of(tensors), save_distributed=True
                 ),
-                process_group=self._world.group,
-                no_dist=self._world.group is None,
+                process_group=self._ranks.group,
+                no_dist=self._ranks.group is None,
             )
-            mine, wrong = written_by(folder, self._world.rank)
-            shares = self._world.gather((mine, wrong))
+            mine, wrong = written_by(folder, self._ranks.rank)
+            shares = self._ranks.gather((mine, wrong))
             for error in (error for _, error in shares if error):
                 raise OSError(error)
             files = {name: file for share, _ in shares for name, file in share.items()}
-            self._world.first(lambda: self._close_record(folder, record.model_copy(update={"files": files})))
+            self._ranks.first(lambda: self._close_record(folder, record.model_copy(update={"files": files})))
         except (CheckpointException, OSError, RuntimeError) as error:
             if self._recorded:
                 raise
             unwritten = self._unwritten(folder, needed, error)
-            if self._world.rank == 0:
+            if self._ranks.rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)  # what is left of it fills the disk
             raise unwritten from error
         self._recorded = True

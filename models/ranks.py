@@ -11,7 +11,7 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
-class World:
+class Ranks:
     """Agreement over a gloo group of its own, so that it never races what training sends.
 
     All processes construct it and call its methods in the same order.
