@@ -16,8 +16,14 @@ PIPELINE = (
 )
 """One DVC stage, one section of `params.yaml`, one file of this folder and one Prefect task each."""
 
-MAKERS = ("sample", "base", "caption", "verify")
-"""Verbs beside the pipeline: they make the sample corpus, the tiny base model, captions, and copies of latents."""
+MAKERS = ("sample", "base", "caption", "verify", "plan-run")
+"""Verbs beside the pipeline: they make the sample corpus, the tiny base model, captions, copies of latents, and the
+plan of a run's costs."""
 
 LOOKERS = {"inspect": ("ingest", "validate", "cut")}
 """Verbs that only look and print, and the sections of `params.yaml` whose settings they look by; no stages of DVC."""
+
+
+def file_of(verb: str) -> str:
+    """Name of the file that a verb is in, without its ending; `run` is the launcher of all others."""
+    return "launch" if verb == "run" else verb.replace("-", "_")

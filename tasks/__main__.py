@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from data.records import DataRefused, GateFailed
-from tasks import LOOKERS, MAKERS, PIPELINE, explain
+from tasks import LOOKERS, MAKERS, PIPELINE, explain, file_of
 
 VERBS = (*MAKERS, *PIPELINE, *LOOKERS, "run")
 PARAMS = Path("params.yaml")
@@ -65,8 +65,8 @@ def load_section(verb: str, params: Path, overrides: Sequence[str]) -> dict[str,
 
 
 def find(verb: str) -> ModuleType:
-    """The verb's file; `run` is the launcher of all others."""
-    return importlib.import_module(f"tasks.{'launch' if verb == 'run' else verb}")
+    """The verb's file."""
+    return importlib.import_module(f"tasks.{file_of(verb)}")
 
 
 def parsed(text: str) -> Any:

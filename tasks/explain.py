@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from tasks import MAKERS, PIPELINE
+from tasks import MAKERS, PIPELINE, file_of
 
 FOLDER = Path(__file__).parent
 WRITERS = {"checkpoint": "train", "base": "base", "source": "sample", "report": "evaluate"}
@@ -48,7 +48,7 @@ def summaries(verbs: Sequence[str]) -> str:
 
 
 def _first_line(verb: str) -> str:
-    path = FOLDER / f"{'launch' if verb == 'run' else verb}.py"
+    path = FOLDER / f"{file_of(verb)}.py"
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
 
@@ -256,7 +256,7 @@ def _first_with(name: str, verb: str) -> str | None:
     """The earliest verb of the pipeline with a setting of this name: the one that writes it."""
     earlier = PIPELINE[: PIPELINE.index(verb)] if verb in PIPELINE else (*MAKERS, *PIPELINE)
     for candidate in earlier:
-        tree = ast.parse((FOLDER / f"{candidate}.py").read_text(encoding="utf-8"))
+        tree = ast.parse((FOLDER / f"{file_of(candidate)}.py").read_text(encoding="utf-8"))
         classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Config")
         fields = {
             item.target.id

@@ -15,7 +15,7 @@ import grimp
 import pytest
 import yaml
 
-from tasks import LOOKERS, MAKERS, PIPELINE
+from tasks import LOOKERS, MAKERS, PIPELINE, file_of
 from tasks.launch import ORDER, Config, Verb, load_params, steps
 
 ROOT = Path(__file__).parents[1]
@@ -66,19 +66,19 @@ def test_every_verb_has_a_section_and_a_file_and_there_are_no_others() -> None:
     files = {
         path.stem for path in (ROOT / "tasks").glob("*.py") if re.search(r"^def run\(", path.read_text(), re.MULTILINE)
     }
-    assert files == {*MAKERS, *PIPELINE, *LOOKERS, "launch"}
+    assert files == {file_of(verb) for verb in (*MAKERS, *PIPELINE, *LOOKERS, "run")}
     assert {*MAKERS, *PIPELINE} <= set(params())
 
 
 @pytest.mark.parametrize("verb", [*MAKERS, *PIPELINE])
 def test_section_is_accepted_by_its_config(verb: str) -> None:
-    import_module(f"tasks.{verb}").Config.model_validate(params()[verb])
+    import_module(f"tasks.{file_of(verb)}").Config.model_validate(params()[verb])
 
 
-@pytest.mark.parametrize("verb", [*MAKERS, *PIPELINE, *LOOKERS, "launch"])
+@pytest.mark.parametrize("verb", [*MAKERS, *PIPELINE, *LOOKERS, "run"])
 def test_every_field_has_a_sentence_and_the_file_an_example(verb: str) -> None:
-    module = import_module(f"tasks.{verb}")
-    assert f"soundstage {'run' if verb == 'launch' else verb}" in module.__doc__
+    module = import_module(f"tasks.{file_of(verb)}")
+    assert f"soundstage {verb}" in module.__doc__
     bare = [name for name, field in module.Config.model_fields.items() if not field.description]
     assert not bare
 

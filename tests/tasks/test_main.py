@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.records import DataRefused, Frozen, GateFailed
-from tasks import MAKERS, PIPELINE, browse, explain
+from tasks import MAKERS, PIPELINE, browse, explain, file_of
 from tasks.__main__ import PARAMS, load_section, main
 
 HEAVY = {
@@ -152,7 +152,7 @@ def test_values_stand_once_in_the_lines_of_the_innermost_settings(capsys: pytest
 
 @pytest.mark.parametrize("verb", [*MAKERS, *PIPELINE])
 def test_the_example_of_a_verb_fits_its_settings(verb: str) -> None:
-    module = importlib.import_module(f"tasks.{verb}")
+    module = importlib.import_module(f"tasks.{file_of(verb)}")
     lines = [line for line in (module.__doc__ or "").splitlines() if f"soundstage {verb}" in line]
     assert lines
     for line in lines:
