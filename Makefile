@@ -28,7 +28,7 @@ run: ## set everything up, take the sample corpus through the whole pipeline, sa
 
 test: ## the test suite (PYTEST_ARGS="-k name" narrows it)
 	@$(SETUP) dev
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadscope $(PYTEST_ARGS)
 
 check: ## format, lint, strict types, import contracts
 	@$(SETUP) dev

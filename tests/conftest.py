@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from data.conditions import KEYFRAMES, Variant
 from data.records import Clip, ClipShape, Source
@@ -15,6 +16,9 @@ from data.records import Clip, ClipShape, Source
 if TYPE_CHECKING:
     from data.world import Kind
     from models.families import Arrays, Encoders
+
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 
 @pytest.fixture(scope="session")
