@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from data.conditions import Mode
 from data.records import Frozen
@@ -28,13 +28,13 @@ class Stage(Frozen):
     """Names of the canvases to draw from; empty is all."""
     max_duration_s: float | None = Field(default=None, gt=0)
     """Clips up to this long take part, s; None is all."""
-    mixture: dict[str, float] = Field(default_factory=dict)
+    mixture: dict[str, FiniteFloat] = Field(default_factory=dict)
     """Weight of each group of clips; groups that are not named are left out. Empty draws every clip alike."""
     replay_share: float = Field(default=0.0, ge=0, lt=1)
     """Floor of replay: share of the drawn clips that come from `replay_groups`, so that old skills do not vanish."""
     replay_groups: tuple[str, ...] = ()
     """Groups to replay; empty replays what is easier than the window."""
-    conditions: dict[Mode, float]
+    conditions: dict[Mode, FiniteFloat]
     """Share of the drawn clips that each conditioning mode gets."""
     caption_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of draws whose caption is left out; needs `encode.uncaptioned`."""

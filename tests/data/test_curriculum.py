@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from data.curriculum import Planned, write_planned
 from data.difficulty import FEATURES
 from data.files import read_records, schema_of, write_records
+from data.stage import Stage
 
 
 def test_the_table_is_what_records_written_one_by_one_would_be(tmp_path: Path) -> None:
@@ -24,3 +26,11 @@ def test_the_table_is_what_records_written_one_by_one_would_be(tmp_path: Path) -
     fast, slow = (pa.parquet.read_table(tmp_path / name) for name in ("fast", "slow"))
     assert fast.equals(slow)
     assert fast.schema.equals(schema_of(Planned), check_metadata=True)
+
+
+@pytest.mark.parametrize("name", ["conditions", "mixture"])
+@pytest.mark.parametrize("share", [float("nan"), float("inf")])
+def test_a_share_that_is_no_number_is_refused(name: str, share: float) -> None:
+    settings = {"conditions": {"t2va": 1.0}, "num_steps": 1, "learning_rate": 1.0, name: {"t2va": share}}
+    with pytest.raises(ValueError, match=rf"{name}[\s\S]*finite"):
+        Stage.model_validate(settings)
