@@ -18,9 +18,14 @@ NAME = "soundstage"
 def add(family: Family, rank: int, seed: int) -> None:
     """Freeze the transformer and put trainable adapters of `rank` on the family's targets; alpha equals rank."""
     torch.manual_seed(seed)
-    family.transformer.requires_grad_(requires_grad=False)
-    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=family.lora_targets)
-    cast(Any, family.transformer).add_adapter(config, adapter_name=NAME)
+    put(family.transformer, family.lora_targets, rank)
+
+
+def put(transformer: torch.nn.Module, targets: str, rank: int) -> None:
+    """`add` on a bare transformer, of any device, with random numbers as they come."""
+    transformer.requires_grad_(requires_grad=False)
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets)
+    cast(Any, transformer).add_adapter(config, adapter_name=NAME)
 
 
 def save(family: Family, path: Path, facts: dict[str, str]) -> None:

@@ -163,14 +163,12 @@ def prepared(sketch: Sketch, num_blocks: int, lora_rank: int | None, *, freeze_t
         lora_rank: Of adapters; None trains the weights themselves.
         freeze_text_side: Leave what takes the text in as it is.
     """
-    import peft
+    from models import adapters
 
     model = sketch.build(num_blocks)
     if lora_rank is not None:
-        model.requires_grad_(requires_grad=False)
-        config = peft.LoraConfig(r=lora_rank, lora_alpha=lora_rank, target_modules=sketch.lora_targets)
         with torch.device("meta"):
-            cast(Any, model).add_adapter(config)
+            adapters.put(model, sketch.lora_targets, lora_rank)
     for name, parameter in model.named_parameters():
         if freeze_text_side and re.match(sketch.text_side, name):
             parameter.requires_grad = False

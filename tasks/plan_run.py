@@ -96,7 +96,8 @@ def run(config: Config, name: str) -> Path:
 
     stage, sketch = config.stages[name], sketch_of(config.base)
     clip, setup = clip_for(config, sketch, stage), setup_for(config, stage)
-    planner = Planner(sketch, clip, machine_for(config, stage))
+    machine = machine_for(config, stage)
+    planner = Planner(sketch, clip, machine)
     parameters = planner.parameters(setup)
     costs = [planner.cost(setup, devices) for devices in config.devices]
     written = disk(parameters, setup)
@@ -104,13 +105,12 @@ def run(config: Config, name: str) -> Path:
     if config.latents.is_dir():
         written["latents"] = sum(path.stat().st_size for path in config.latents.rglob("*") if path.is_file())
     facts = {"stage": name, "family": sketch.name, "clip": clip_record(clip), "setup": setup.model_dump()}
-    machine = {"device_memory_gb": config.device_memory_gb, **machine_for(config, stage).model_dump()}
     numbers = {
         "total": parameters.count(),
         "trainable": parameters.count(trainable=True),
         "groups": parameters.by_group(),
     }
-    rest = {"machine": machine, "parameters": numbers, "disk_bytes": written}
+    rest = {"machine": machine.model_dump(), "parameters": numbers, "disk_bytes": written}
     record = {**facts, **rest, "costs": [cost.model_dump() for cost in costs]}
     write_text(config.plan, json.dumps(record, indent=1) + "\n")
     draw(config.picture, f"{name}: {sketch.name}, {words(setup)}", costs, config.device_memory_gb)

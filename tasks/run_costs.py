@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from data.conditions import Mode, Variant
 from data.records import ClipShape, Frozen
@@ -92,7 +91,6 @@ def largest_clip(sketch: Sketch, latents: Path, stage: Stage) -> Clip:
         ValueError: the store is of another family, or has nothing for the stage.
     """
     import numpy as np
-    import pyarrow.compute
 
     from data.candidates import candidates_of, eligible
     from data.latents import LatentStore
@@ -110,8 +108,7 @@ def largest_clip(sketch: Sketch, latents: Path, stage: Stage) -> Clip:
         raise ValueError(f"{latents} has no clip that this stage may draw; set height, width and duration_s")
     item = int(np.argmax(np.where(usable, candidates.num_tokens, -1)))
     entry = str(candidates.entries[int(candidates.rows[item])].as_py())
-    place = cast(Any, pyarrow.compute).index(store.index.table["entry"], entry).as_py()
-    row, variant = store.index.row(place), candidates.variant_names[int(candidates.variants[item])]
+    row, variant = store.index.row(store.index.place(entry)), candidates.variant_names[int(candidates.variants[item])]
     mode = Variant.parse(variant).mode
     sizes = {name: tuple(array.shape) for name, array in store.conditions(row, variant).items()}
     return Clip(row.shape, mode, sizes, *sketch.layout(row.shape, mode, sizes), f"the longest in {latents}, {entry}")
@@ -125,7 +122,7 @@ class Planner:
         self._parameters: dict[object, Parameters] = {}
         self._activities: dict[object, Activity] = {}
 
-    @cached_property
+    @property
     def limit_bytes(self) -> float:
         """Of a device's memory."""
         return self._machine.memory_gb * GB

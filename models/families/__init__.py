@@ -244,40 +244,48 @@ def class_of(base: Path) -> str:
     )
 
 
-def load_encoders(base: Path, *, device: str = "cpu") -> Encoders:
-    """Load the encoders of the model in `base` (a diffusers folder) with its family's code, and nothing else of it.
+def family_of(base: Path) -> Literal["h3", "ltx2"]:
+    """Which family the model in `base` (a diffusers folder) is of.
 
     Raises:
         RuntimeError: there is no model in `base`.
         ValueError: the model belongs to no known family.
     """
-    quiet_libraries()
     name = class_of(base)
     if name == "MiniMaxH3ModularPipeline":
-        from models.families.h3_encoders import H3Encoders
-
-        return H3Encoders(base, device=device)
+        return "h3"
     if name.startswith("LTX2"):
-        from models.families.ltx2_encoders import LTX2Encoders
-
-        return LTX2Encoders(base, device=device)
+        return "ltx2"
     raise ValueError(f"{base} holds a {name}; known: MiniMaxH3ModularPipeline, LTX2Pipeline")
 
 
+def load_encoders(base: Path, *, device: str = "cpu") -> Encoders:
+    """Load the encoders of the model in `base` with its family's code, and nothing else of it; raises as `family_of`."""
+    quiet_libraries()
+    if family_of(base) == "h3":
+        from models.families.h3_encoders import H3Encoders
+
+        return H3Encoders(base, device=device)
+    from models.families.ltx2_encoders import LTX2Encoders
+
+    return LTX2Encoders(base, device=device)
+
+
 def load_family(base: Path, *, device: str = "cpu") -> Family:
-    """Load the model in `base` (a diffusers folder) with its family's code; its encoders only when they are used.
+    """Load the model in `base` with its family's code; its encoders only when they are used.
 
     Raises:
         RuntimeError: there is no model in `base`.
         ValueError: the model belongs to no family that trains here.
     """
     quiet_libraries()
-    name = class_of(base)
-    if name == "MiniMaxH3ModularPipeline":
+    if family_of(base) == "h3":
         from models.families.h3 import H3
 
         return H3(base, device=device)
-    raise ValueError(f"{base} holds a {name}, which is encoded but not trained yet; training: MiniMaxH3ModularPipeline")
+    raise ValueError(
+        f"{base} holds a {class_of(base)}, which is encoded but not trained yet; training: MiniMaxH3ModularPipeline"
+    )
 
 
 def forget_place(folder: Path) -> None:

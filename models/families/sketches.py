@@ -15,7 +15,7 @@ import torch
 
 from data.conditions import KEYFRAMES, Mode
 from data.records import ClipShape
-from models.families import class_of
+from models.families import family_of
 from models.threads import quiet_libraries
 
 Sizes = Mapping[str, Sequence[int]]
@@ -59,19 +59,9 @@ class Sketch(Protocol):
 
 
 def sketch_of(base: Path) -> Sketch:
-    """The sketch of the model in `base`, a diffusers folder that needs no weights.
-
-    Raises:
-        RuntimeError: there is no model in `base`.
-        ValueError: the model belongs to no known family.
-    """
+    """The sketch of the model in `base`, a diffusers folder that needs no weights; raises as `family_of`."""
     quiet_libraries()
-    name = class_of(base)
-    if name == "MiniMaxH3ModularPipeline":
-        return H3Sketch(base)
-    if name.startswith("LTX2"):
-        return LTX2Sketch(base)
-    raise ValueError(f"{base} holds a {name}; known: MiniMaxH3ModularPipeline, LTX2Pipeline")
+    return H3Sketch(base) if family_of(base) == "h3" else LTX2Sketch(base)
 
 
 def condition_sizes(
@@ -86,12 +76,24 @@ def condition_sizes(
     return result
 
 
-def _built(kind: Any, config: Mapping[str, Any], num_blocks: int, device: str) -> torch.nn.Module:
-    with torch.device(device):
-        return cast(torch.nn.Module, kind.from_config({**config, "num_layers": num_blocks}))
+class _OfConfiguration:
+    """What the sketches of all families do alike, from the class, configuration and grid of a transformer."""
+
+    def __init__(self, kind: Any, config: Mapping[str, Any], grid: Any) -> None:
+        self._kind, self._config, self._grid = kind, dict(config), grid
+        self.num_blocks = int(config["num_layers"])
+
+    def build(self, num_blocks: int, device: str = "meta") -> torch.nn.Module:
+        """See `Sketch`."""
+        with torch.device(device):
+            return cast(torch.nn.Module, self._kind.from_config({**self._config, "num_layers": num_blocks}))
+
+    def shape(self, duration_s: float, height: float, width: float) -> ClipShape:
+        """See `Sketch`."""
+        return cast(ClipShape, self._grid.shape(duration_s, height, width))
 
 
-class H3Sketch:
+class H3Sketch(_OfConfiguration):
     """MiniMax-H3: one packed sequence."""
 
     name = "h3"
@@ -111,17 +113,7 @@ class H3Sketch:
 
         parts = sketches(base)
         self.lora_targets, self.text_side = H3.lora_targets, H3.text_side
-        self._grid, self._kind = Grid.of(parts), type(parts["transformer"])
-        self._config: Mapping[str, Any] = dict(parts["transformer"].config)
-        self.num_blocks = int(self._config["num_layers"])
-
-    def build(self, num_blocks: int, device: str = "meta") -> torch.nn.Module:
-        """See `Sketch`."""
-        return _built(self._kind, self._config, num_blocks, device)
-
-    def shape(self, duration_s: float, height: float, width: float) -> ClipShape:
-        """See `Sketch`."""
-        return self._grid.shape(duration_s, height, width)
+        super().__init__(type(parts["transformer"]), parts["transformer"].config, Grid.of(parts))
 
     def sizes(self, shape: ClipShape, mode: Mode, num_text: int) -> dict[str, tuple[int, ...]]:
         """See `Sketch`; `num_text` counts the vision rows of keyframes and references too."""
@@ -170,7 +162,7 @@ class H3Sketch:
         return {**rows, **placed, **times, "return_dict": False}
 
 
-class LTX2Sketch:
+class LTX2Sketch(_OfConfiguration):
     """LTX-2: a stream of picture and one of sound, text attended to from the side."""
 
     name = "ltx2"
@@ -194,20 +186,10 @@ class LTX2Sketch:
 
         from models.families.ltx2_layout import Grid
 
-        self._kind, self._grid = cast(Any, LTX2VideoTransformer3DModel), Grid.of(base)
+        kind = cast(Any, LTX2VideoTransformer3DModel)
         with torch.device("meta"):
-            self._config: Mapping[str, Any] = dict(
-                self._kind.from_config(self._kind.load_config(str(base / "transformer"))).config
-            )
-        self.num_blocks = int(self._config["num_layers"])
-
-    def build(self, num_blocks: int, device: str = "meta") -> torch.nn.Module:
-        """See `Sketch`."""
-        return _built(self._kind, self._config, num_blocks, device)
-
-    def shape(self, duration_s: float, height: float, width: float) -> ClipShape:
-        """See `Sketch`."""
-        return self._grid.shape(duration_s, height, width)
+            known = kind.from_config(kind.load_config(str(base / "transformer"))).config
+        super().__init__(kind, known, Grid.of(base))
 
     def sizes(self, shape: ClipShape, mode: Mode, num_text: int) -> dict[str, tuple[int, ...]]:
         """See `Sketch`; of a reference LTX-2 takes the picture alone."""

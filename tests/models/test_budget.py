@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -285,17 +284,16 @@ def test_what_a_run_used_is_compared_with_its_plan() -> None:
 # -- the released sizes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("family", ["h3", "ltx2"])
 def test_a_released_model_is_planned_in_less_than_a_minute(full: dict[str, Sketch], family: str, method: Any) -> None:
-    started = time.perf_counter()
     sketch, setup = full[family], Setup(method=method)
     rank = 16 if method == "lora" else None
     parameters = parameters_of(sketch, rank)
     clip = clip_of(sketch, (124 / 24, 768, 1344), num_text=256)
     activity = activity_of(sketch, sketch.inputs(*clip, 1, torch.bfloat16), torch.bfloat16, "blocks", rank)
     totals = {devices: memory(parameters, activity, setup, devices) for devices in (8, 64)}
-    assert time.perf_counter() - started < 60
     added = parameters.count(trainable=True) if rank else 0
     assert parameters.count() - added == RELEASED[family]
     assert sum(parameters.by_group().values()) == parameters.count()
