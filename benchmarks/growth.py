@@ -83,7 +83,7 @@ def write(count: int, folder: Path) -> None:
 def measure(folder: Path, seed: int) -> dict[str, float]:
     """What one process pays, from the files to many batches."""
     from data.candidates import candidates_of
-    from data.latents import LatentIndex
+    from data.latent_index import LatentIndex
     from data.sampler import Sampler
     from data.stage import Stage
 

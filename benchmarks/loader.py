@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.latent_index import LatentRow
 from data.latent_shards import write_shard
-from data.latents import PARTS, LatentRow, LatentStore, shard_name, write_index
+from data.latents import PARTS, LatentStore, shard_name, write_index
 from data.sampler import StepBatch
 from models.sft import read_batch
 

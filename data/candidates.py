@@ -13,7 +13,7 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from data.conditions import MODES, NEED_SOUND, Mode, Variant
-from data.latents import LatentIndex
+from data.latent_index import LatentIndex
 from data.stage import Stage
 
 pc = cast(Any, pyarrow.compute)

@@ -43,7 +43,7 @@ from data.records import Clip, ClipShape, Source
 from data.rules import has_sound, is_hdr, sound_span
 
 if TYPE_CHECKING:
-    from data.latents import LatentRow
+    from data.latent_index import LatentRow
 
 VERSION = 3
 """Of the suites below; raise it when an expectation is added, removed or made stricter."""

@@ -25,6 +25,9 @@ CLOCK_S = 2.0
 """By how much a process's start may seem to move, s: it is told from the boot, and clocks are set."""
 ROW_GROUP = 10_000
 """Rows written and read at once: a few MB."""
+UMASK = os.umask(0o077)
+"""What the user takes from the permissions of new files; it can only be read by setting it, so once, at the start."""
+os.umask(UMASK)
 
 
 @contextmanager
@@ -42,6 +45,7 @@ def whole(path: Path) -> Generator[Path]:
     remove(temporary)
     try:
         yield temporary
+        open_up(temporary)
         sync(temporary)
         refuse_foreign(path, temporary)
         if temporary.is_dir():
@@ -54,6 +58,13 @@ def whole(path: Path) -> Generator[Path]:
         raise
     finally:
         remove(temporary)
+
+
+def open_up(path: Path) -> None:
+    """Give files that a library made for their owner alone, as safetensors does, the permissions of any new file."""
+    for file in path.rglob("*") if path.is_dir() else (path,):
+        if file.is_file() and not file.is_symlink() and file.stat().st_mode & 0o777 == 0o600:
+            file.chmod(0o666 & ~UMASK)
 
 
 def refuse_foreign(path: Path, new: Path) -> None:
@@ -69,7 +80,7 @@ def refuse_foreign(path: Path, new: Path) -> None:
             f"{path} is a {'folder, and a file' if path.is_dir() else 'file, and a folder'} is to be written"
         )
     if path.is_dir():
-        _refuse_others(path, {item.name for item in new.iterdir()})
+        refuse_others(path, {item.name for item in new.iterdir()})
 
 
 @dataclass(frozen=True)
@@ -93,11 +104,15 @@ def refuse_foreign_outputs(config: BaseModel) -> None:
             place = cast(Path, given) / kept.below
             if place.is_file():
                 raise ValueError(f"{name}: {place} is a file, and a folder is to be written")
-            _refuse_others(place, set(kept.names), f"{name}: ")
+            refuse_others(place, set(kept.names), f"{name}: ")
 
 
-def _refuse_others(folder: Path, new: set[str], setting: str = "") -> None:
-    """`refuse_foreign` of two folders, the new one known by its names."""
+def refuse_others(folder: Path, new: set[str], setting: str = "") -> None:
+    """`refuse_foreign` of two folders, the new one known by its names.
+
+    Raises:
+        ValueError: the folder holds things, and none of these names; `setting` stands in front of the message.
+    """
     names = {item.name for item in folder.iterdir()} if folder.is_dir() else set[str]()
     if names and names.isdisjoint(new):
         some = ", ".join(map(ascii, sorted(names)[:3]))

@@ -12,22 +12,19 @@ Reads are memory-mapped and random by entry. A part is valid only for the finger
 
 from __future__ import annotations
 
-import bisect
-import functools
 import hashlib
 import itertools
 import json
+import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, cast
 
 from data.conditions import KEYFRAMES, Variant
-from data.files import schema_of, sha256, whole, write_text
+from data.files import sha256, write_text
+from data.latent_index import Entry, LatentIndex, LatentRow, write_rows
 from data.latent_shards import Broken, Shard, opened
-from data.records import ClipShape, Frozen
 from data.remote import is_remote, local
 
 if TYPE_CHECKING:
@@ -35,64 +32,16 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, Tensor]
 
-arrow = cast(Any, pa)
 PARTS = ("picture", "sound", "text", "references")
 PART_OF = {"video": "picture", "keyframe": "picture", "audio": "sound", "text": "text", "references": "references"}
 """Part by the first word of an array's name."""
 SHARED = "shared"
 """Entry of the arrays that every clip shares, such as the text of no caption; in the index it has no row."""
 INDEX, RECORD = "index.arrow", "fingerprint.json"
-ROWS_AT_ONCE, CHUNK = 10_000, 1 << 20
-"""Rows of the index that become Arrow's at once while it is written, and rows of a chunk of it."""
-KNOWN_ENTRIES = 1 << 14
-"""Entries that an open index remembers: 10 MB."""
+SHARD_NAME = re.compile(rf"(?:{'|'.join(PARTS)})-(?:\d{{5,}}|{SHARED})\.safetensors")
+"""What a record may name: files of its own folder."""
 OPEN_SHARDS = 256
 """Shards that one process keeps mapped: far below the 65,530 maps that Linux allows."""
-
-
-class LatentRow(Frozen):
-    """One entry of the index."""
-
-    entry: str
-    """`CLIP_ID@CANVAS`."""
-    clip_id: str
-    source_id: str
-    split: str
-    group: str
-    canvas: str
-    has_audio: bool
-    num_frames: int
-    frame_rate: int
-    height: int
-    width: int
-    sample_rate_hz: int
-    """What was encoded: `ClipShape`."""
-    variants: tuple[str, ...]
-    """How it can be presented to the model: `t2va`, `fl2va`, `ref2va.0`, `t2va-uncaptioned`…"""
-    layouts: tuple[str, ...]
-    """Of each variant: entries of equal layout pack alike, and so may share a batch."""
-    num_tokens: tuple[int, ...]
-    """Of each variant: rows of the packed sequence."""
-    shard: str
-    """Number of its shard in every part: `00003`."""
-    keys: tuple[str, ...]
-    """Fingerprint of each part, in the order of `PARTS`; empty where it has none."""
-
-    @property
-    def shape(self) -> ClipShape:
-        """Frames, rate, size and sound rate."""
-        names = ("num_frames", "frame_rate", "height", "width", "sample_rate_hz")
-        return ClipShape(**{name: getattr(self, name) for name in names})
-
-
-class Entry(NamedTuple):
-    """What reading an entry takes: the few columns of its row that are needed for every batch."""
-
-    entry: str
-    shard: str
-    keys: tuple[str, ...]
-    has_audio: bool
-    frame_rate: int
 
 
 def fingerprint_of(parts: object) -> str:
@@ -115,71 +64,40 @@ def write_index(store: Path, rows: Sequence[LatentRow], record: Mapping[str, obj
 
     Returns:
         The fingerprint of the whole store.
+
+    Raises:
+        ValueError: an entry is there twice.
     """
     ordered = sorted(rows, key=lambda row: row.entry)
+    for one, other in itertools.pairwise(ordered):
+        if one.entry == other.entry:
+            raise ValueError(f"{store}: entry {one.entry} is there twice, in {one.split} and in {other.split}")
     write_rows(store / INDEX, ordered)
     shards = {path.name: sha256(path) for path in sorted(store.glob("*.safetensors"))}
     fingerprint = fingerprint_of([dict(record), [[row.entry, row.split, *row.keys] for row in ordered]])
     text = {"fingerprint": fingerprint, **record, "shards": shards, "index": sha256(store / INDEX)}
-    write_text(store / RECORD, json.dumps(text, indent=1, sort_keys=True) + "\n")
+    sealed = {**text, "seal": fingerprint_of(json.loads(json.dumps(text)))}
+    write_text(store / RECORD, json.dumps(sealed, indent=1, sort_keys=True) + "\n")
     return fingerprint
 
 
-def write_rows(path: Path, rows: Iterable[LatentRow]) -> None:
-    """Write an index as an Arrow file, uncompressed, so that any number of processes share one map of it."""
-    schema, left = schema_of(LatentRow), iter(rows)
-    pieces: list[Any] = []
-    while some := [row.model_dump() for row in itertools.islice(left, ROWS_AT_ONCE)]:
-        pieces.append(arrow.Table.from_pylist(some, schema=schema))
-    table = arrow.concat_tables(pieces) if pieces else schema.empty_table()
-    with whole(path) as temporary, arrow.OSFile(str(temporary), "wb") as sink, arrow.ipc.new_file(sink, schema) as file:
-        for start in range(0, len(table), CHUNK):
-            file.write_table(table.slice(start, CHUNK).combine_chunks())
-
-
-class LatentIndex:
-    """The table of entries, sorted by `entry`: a map of the file, so a million rows open as fast as ten.
+def read_record(path: Path, shown: str) -> dict[str, Any]:
+    """What `write_index` wrote last.
 
     Raises:
-        Broken: it is no such table.
+        Broken: it is not what was written, or names files of other folders.
     """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self.table = arrow.ipc.open_file(arrow.memory_map(str(path))).read_all()  # columns in LatentRow's order
-        except (arrow.ArrowInvalid, OSError) as error:
-            raise Broken(f"latent index {path} cannot be read: {str(error).splitlines()[0]}") from error
-        missing = set(LatentRow.model_fields) - set(self.table.column_names)
-        if missing:
-            raise Broken(f"latent index {path} lacks {', '.join(sorted(missing))}; run `soundstage encode` again")
-
-        self._columns = {name: self.table[name] for name in Entry._fields}
-        self.find = functools.lru_cache(KNOWN_ENTRIES)(self._find)
-
-    def __len__(self) -> int:
-        return cast(int, self.table.num_rows)
-
-    def row(self, place: int) -> LatentRow:
-        """The whole row at a place."""
-        return LatentRow.model_validate(self.table.slice(place, 1).to_pylist()[0])
-
-    def rows(self) -> Iterator[LatentRow]:
-        """Every row, in order; a million take half a minute, columns take none."""
-        for batch in self.table.to_batches(max_chunksize=ROWS_AT_ONCE):
-            yield from map(LatentRow.model_validate, batch.to_pylist())
-
-    def _find(self, entry: str) -> Entry:
-        """What reading an entry takes, found by halving.
-
-        Raises:
-            KeyError: there is no such entry.
-        """
-        column = self._columns["entry"]
-        place = bisect.bisect_left(range(len(self)), entry, key=lambda place: cast(str, column[place].as_py()))
-        if place == len(self) or column[place].as_py() != entry:
-            raise KeyError(entry)
-        values = [self._columns[name][place].as_py() for name in Entry._fields]
-        return Entry(values[0], values[1], tuple(values[2]), *values[3:])
+    try:
+        record = cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+        sound = record.pop("seal") == fingerprint_of(record)
+        odd = [name for name in record["shards"] if not SHARD_NAME.fullmatch(name)]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Broken(f"{shown} is damaged or of another version; run `soundstage encode` again") from error
+    if not sound:
+        raise Broken(f"{shown} is altered: it is not what was written; run `soundstage encode` again")
+    if odd:
+        raise Broken(f"{shown} names {odd[0]!r}, which is no shard of a latent store")
+    return record
 
 
 class LatentStore:
@@ -192,7 +110,8 @@ class LatentStore:
         check: Compare the index with its checksum now, and every array when a process first reads it.
 
     Raises:
-        Broken: the store is missing, or a shard is missing, stale or altered; the message names it.
+        Broken: the store is missing, or its record, its index or a shard is missing, stale or altered; the message
+            names it.
     """
 
     def __init__(self, folder: Path | str, *, check: bool = True) -> None:
@@ -200,22 +119,18 @@ class LatentStore:
         record = self._fetched(RECORD)
         if not record.is_file():
             raise Broken(f"no latent store in {folder}; run `soundstage encode` first")
-        try:
-            self.record: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-            self.fingerprint: str = self.record["fingerprint"]
-            self.text_of: dict[str, str] = self.record["text_of"]
-        except (ValueError, KeyError) as error:
-            raise Broken(
-                f"{folder}/{RECORD} is damaged or of another version; run `soundstage encode` again"
-            ) from error
+        self.record = read_record(record, f"{folder}/{RECORD}")
+        self.fingerprint: str = self.record["fingerprint"]
+        self.text_of: dict[str, str] = self.record["text_of"]
+        if not is_remote(self.folder):
+            for name in (INDEX, *self.record["shards"]):
+                if not (Path(self.folder) / name).is_file():
+                    what = "index" if name == INDEX else "shard"
+                    raise Broken(f"latent {what} {folder}/{name} is missing; run `soundstage encode` again")
         if check:
             self.verify_file(INDEX)  # what is mapped is believed: an altered one could end the process
         self.index = LatentIndex(self._fetched(INDEX))
         self._open: OrderedDict[str, Shard] = OrderedDict()
-        if not is_remote(self.folder):
-            for name in self.record["shards"]:
-                if not (Path(self.folder) / name).is_file():
-                    raise Broken(f"latent shard {folder}/{name} is missing; run `soundstage encode` again")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict(), "index": None}
@@ -259,21 +174,23 @@ class LatentStore:
         return self._array(self._of(row, part), part, row.shard, f"{row.entry}/{name}")
 
     def conditions(self, row: LatentRow | Entry, variant: str) -> Arrays:
-        """What the model is given of an entry beside noise: `text/NAME`, `keyframe/first`, `references/0/image`…"""
+        """What the model is given of an entry beside noise: `text/NAME`, `keyframe/first`, `references/0/image`…
+
+        Raises:
+            Broken: a shard is missing, stale or altered, or holds nothing of the kind.
+            KeyError: the store has no such variant.
+        """
         facts, said = Variant.parse(variant), self.text_of[variant]
         result: Arrays = {}
         if said.startswith(f"{SHARED}/"):
-            prefix = f"text/{said.removeprefix(f'{SHARED}/')}/"
-            shard = self._shard("text", SHARED)
-            for name in shard.names[SHARED]:
-                if name.startswith(prefix):
-                    result[f"text/{name.removeprefix(prefix)}"] = self._array(shard, "text", SHARED, f"{SHARED}/{name}")
+            prefix, shard = f"text/{said.removeprefix(f'{SHARED}/')}/", self._shard("text", SHARED)
+            result |= self._below(shard, ("text", SHARED, SHARED), prefix, "text/")
         else:
-            result |= self._below(row, f"text/{said}/", "text/")
+            result |= self._below_of(row, f"text/{said}/", "text/")
         for which in KEYFRAMES.get(facts.mode, ()):
             result[f"keyframe/{which}"] = self.read(row, f"keyframe/{which}")
         if facts.mode == "ref2va":
-            result |= self._below(row, f"references/{facts.references}/", "references/")
+            result |= self._below_of(row, f"references/{facts.references}/", "references/")
         return result
 
     def names(self, row: LatentRow | Entry, part: str) -> list[str]:
@@ -294,14 +211,24 @@ class LatentStore:
             )
         return shard
 
-    def _below(self, row: LatentRow | Entry, prefix: str, new_prefix: str) -> Arrays:
+    def _below_of(self, row: LatentRow | Entry, prefix: str, new_prefix: str) -> Arrays:
         part = PART_OF[prefix.partition("/")[0]]
-        shard, length = self._of(row, part), len(prefix)
-        return {
-            new_prefix + name[length:]: self._array(shard, part, row.shard, f"{row.entry}/{name}")
-            for name in shard.names.get(row.entry, ())
+        return self._below(self._of(row, part), (part, row.shard, row.entry), prefix, new_prefix)
+
+    def _below(self, shard: Shard, where: tuple[str, str, str], prefix: str, new_prefix: str) -> Arrays:
+        """Arrays of an entry whose names begin with a prefix; `where` is its part, its shard's number and itself."""
+        part, number, entry = where
+        found = {
+            new_prefix + name[len(prefix) :]: self._array(shard, part, number, f"{entry}/{name}")
+            for name in shard.names.get(entry, ())
             if name.startswith(prefix)
         }
+        if not found:  # a model that is trained without what it should be given learns to do without
+            raise Broken(
+                f"latent shard {self.folder}/{shard_name(part, number)} has nothing under {entry}/{prefix}; run"
+                " `soundstage encode` again"
+            )
+        return found
 
     def _array(self, shard: Shard, part: str, number: str, key: str) -> Tensor:
         found = shard.read.get(key)

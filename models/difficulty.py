@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from data.latents import LatentRow, LatentStore
+from data.latent_index import LatentRow
+from data.latents import LatentStore
 from models.families import Batch, Family
 from models.flow_matching import Draw
 

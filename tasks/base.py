@@ -139,8 +139,9 @@ def encode_world(config: Config, model: Path, latents: Path) -> None:
     """Encode base scenes into a latent store, as `encode` does with files."""
     from tqdm import tqdm
 
+    from data.latent_index import LatentRow
     from data.latent_shards import write_shard
-    from data.latents import PARTS, LatentRow, shard_name, write_index
+    from data.latents import PARTS, shard_name, write_index
     from models.families import load_encoders
 
     modes: tuple[Mode, ...] = ("t2va", "fl2va_first", "fl2va")

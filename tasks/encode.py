@@ -22,7 +22,7 @@ from data.records import Canvas, Clip, DataRefused, Frozen, Reject
 from data.references import References
 
 if TYPE_CHECKING:
-    from data.latents import LatentRow
+    from data.latent_index import LatentRow
     from models.families import Encoders
     from tasks.packing import Settings
 
@@ -95,7 +95,7 @@ def run(config: Config) -> Path:
     """Write the latent store; returns its folder.
 
     Raises:
-        ValueError: a canvas is below the model's grid, or it has no such mode.
+        ValueError: a canvas is below the model's grid, or it has no such mode; no such device; a clip is there twice.
         RuntimeError: no model in `base`, no split, or too little disk or time.
         DataRefused: no clip can be encoded, or a critical expectation failed; only the evidence is written then.
     """
@@ -106,6 +106,7 @@ def run(config: Config) -> Path:
     from tasks.packing import members_of, shard_path
     from tasks.supply import encode_all
 
+    check_device(config.accelerator)
     clips = read_splits(config.splits)
     encoders = load_encoders(config.base)  # for its grids alone: weights are loaded by the processes that encode
     check_modes(config, encoders)
@@ -141,10 +142,41 @@ def run(config: Config) -> Path:
 
 
 def read_splits(folder: Path) -> list[tuple[str, Clip]]:
-    """Every clip with its split."""
-    return [
+    """Every clip with its split.
+
+    Raises:
+        ValueError: a clip is there twice, or its name cannot be one of a file.
+    """
+    clips = [
         (name, clip) for name in ("train", "val", "test") for clip in read_records(folder / f"{name}.parquet", Clip)
     ]
+    seen: dict[str, str] = {}
+    for split, clip in clips:
+        if clip.clip_id in seen:
+            raise ValueError(
+                f"{folder}: clip {clip.clip_id} is in {seen[clip.clip_id]} and in {split}; it may be in one split, once:"
+                " run `soundstage split` again"
+            )
+        if not clip.clip_id or "/" in clip.clip_id:
+            raise ValueError(f"{folder}/{split}.parquet: clip_id {clip.clip_id!r} is empty or has a slash in it")
+        seen[clip.clip_id] = split
+    return clips
+
+
+def check_device(accelerator: str) -> None:
+    """Raise ValueError where this machine has no such device: the processes that encode would say so much later."""
+    import torch
+
+    try:
+        wanted = torch.device(accelerator).type
+    except RuntimeError as error:
+        raise ValueError(f"encode.accelerator: {accelerator!r} is no torch device; use cpu or cuda") from error
+    there = torch.accelerator.current_accelerator(check_available=True)
+    if wanted != "cpu" and (there is None or there.type != wanted):
+        found = "none" if there is None else there.type
+        raise ValueError(
+            f"encode.accelerator = {accelerator}, and torch finds {found} here; set it to {found if there else 'cpu'}"
+        )
 
 
 def check_modes(config: Config, encoders: Encoders) -> None:
@@ -173,10 +205,12 @@ def refuse(config: Config, rejects: Sequence[Reject], num_clips: int) -> None:
 
 
 def tidy(work: Path, used: set[str]) -> None:
-    """Keep what the store is made of, for the next run to take up, and nothing else."""
+    """Keep what the store is made of, for the next run to take up, and nothing else of ours."""
+    from tasks.packing import ours
+
     for name in ("done", "ticks"):
         remove(work / name)
-    for path in (work / "shards").iterdir():
+    for _, path in (*ours(work / "shards", "safetensors"), *ours(work / "shards", "json")):
         if path.stem not in used:
             remove(path)
 

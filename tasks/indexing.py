@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from data.conditions import KEYFRAMES, Variant
-from data.latents import PARTS, SHARED, LatentRow
+from data.latent_index import LatentRow
+from data.latents import PARTS, SHARED
 from data.records import Clip
-from tasks.packing import Job, Settings, members_of, shard_path
+from tasks.packing import Job, Settings, members_of, read_facts, shard_path
 
 if TYPE_CHECKING:
     from data.expectations import LatentFacts
@@ -59,7 +59,7 @@ def found_in(settings: Settings, part: str, members: Sequence[tuple[str, str]]) 
     """What a shard was found to hold when it had been written, by entry."""
     if not members:
         return {}
-    return json.loads(shard_path(settings.work, part, members).with_suffix(".json").read_text(encoding="utf-8"))
+    return read_facts(shard_path(settings.work, part, members))
 
 
 def row_of(

@@ -1,14 +1,16 @@
 """Where `encode` puts things until its store is whole: single parts of entries, and the shards made of them.
 
 work/done/PART-KEY.safetensors      one part of one entry, until its shard is written
-work/shards/PART-HASH.safetensors   a shard, named by what it holds, and beside it the facts of its arrays as JSON
+work/shards/PART-HASH.safetensors   a shard, named by what it holds, and beside it the facts of its arrays, sealed JSON
 work/ticks                          a line a finished part: how far all processes are
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 Dtype = Literal["float32", "bfloat16", "float16"]
 ALONE = "_"
 """Entry under which the one part of a file in `done` is stored: the file's name is its key."""
+OURS = re.compile(rf"({'|'.join(PARTS)})-[0-9a-f]{{32}}\.(safetensors|json)")
+"""Names of our files in `work`; what else a user put there is nobody's to delete."""
 
 
 class Settings(Frozen):
@@ -72,9 +76,9 @@ def done_path(work: Path, part: str, key: str) -> Path:
     return work / "done" / f"{part}-{key}.safetensors"
 
 
-def shard_path(work: Path, part: str, members: Sequence[tuple[str, str]]) -> Path:
+def shard_path(work: Path, part: str, members: Iterable[tuple[str, str]]) -> Path:
     """Where the shard of some entries' parts is kept: named by what it holds."""
-    return work / "shards" / f"{part}-{fingerprint_of(members)[:32]}.safetensors"
+    return work / "shards" / f"{part}-{fingerprint_of(sorted(members))[:32]}.safetensors"
 
 
 def members_of(jobs: Sequence[Job], part: str, without: frozenset[str] = frozenset()) -> list[tuple[str, str]]:
@@ -93,21 +97,46 @@ def lacking_of(jobs: Sequence[Job], kept: Mapping[str, object], work: Path) -> s
     }
 
 
-def kept_parts(work: Path) -> dict[str, tuple[str, str]]:
-    """What the finished shards of earlier runs hold: file and entry, by key; a damaged one holds nothing.
+def ours(folder: Path, kind: str) -> Iterator[tuple[str, Path]]:
+    """Part and path of our files in a folder of `work`, in order."""
+    for path in sorted(folder.glob(f"*.{kind}")):
+        if found := OURS.fullmatch(path.name):
+            yield found[1], path
 
-    Every byte is read: what is taken over gets a new checksum, which would then vouch for the damage.
+
+def believed(path: Path, place: Callable[[Shard], Path]) -> Shard | None:
+    """A file of an earlier run, every byte of it read; where it is not what was written it is removed, and None.
+
+    What is taken over gets a new checksum, which would then vouch for the damage.
+
+    Args:
+        path: Of the file.
+        place: Where a file with such keys belongs: one that lies elsewhere is another's.
     """
+    try:
+        shard = opened(path, str(path))
+        if place(shard) == path and not any(map(shard.altered, shard.places)):
+            return shard
+    except Broken:
+        pass
+    sys.stderr.write(f"encode: {path} of an earlier run is not whole; what it held is made again\n")
+    remove(path)
+    return None
+
+
+def kept_parts(work: Path) -> dict[str, tuple[str, str]]:
+    """What the finished shards of earlier runs hold: file and entry, by key; damaged files are removed, in `done` too."""
+    for part, path in ours(work / "done", "safetensors"):
+        believed(path, lambda shard, part=part: done_path(work, part, shard.keys.get(ALONE, "")))
     found: dict[str, tuple[str, str]] = {}
-    for path in sorted((work / "shards").glob("*.safetensors")):
+    for part, path in ours(work / "shards", "safetensors"):
         try:
-            shard = opened(path, str(path))
-            sound = path.with_suffix(".json").is_file() and not any(map(shard.altered, shard.places))
+            read_facts(path)
         except Broken:
-            shard, sound = None, False
-        if shard is None or not sound:
-            remove(path)
-        else:
+            remove(path)  # written, and killed before it was read back
+            continue
+        shard = believed(path, lambda shard, part=part: shard_path(work, part, shard.keys.items()))
+        if shard is not None:
             found |= {key: (str(path), entry) for entry, key in shard.keys.items()}
     return found
 
@@ -150,7 +179,25 @@ def pack(work: Path, part: str, members: Sequence[tuple[str, str]], kept: Mappin
             shards[place] = opened(Path(place), place)
         entries[entry] = {array: shards[place].array(f"{name}/{array}") for array in shards[place].names[name]}
     write_shard(path, entries, dict(members))
-    write_text(path.with_suffix(".json"), json.dumps(facts_of(path), sort_keys=True))
+    facts = facts_of(path)
+    write_text(path.with_suffix(".json"), json.dumps({"seal": fingerprint_of(facts), "facts": facts}, sort_keys=True))
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What `pack` found a shard to hold, by entry.
+
+    Raises:
+        Broken: it is missing, or not what was written.
+    """
+    beside = path.with_suffix(".json")
+    try:
+        known = json.loads(beside.read_text(encoding="utf-8"))
+        facts, sound = known["facts"], known["seal"] == fingerprint_of(known["facts"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Broken(f"{beside} is missing or damaged; run `soundstage encode` again") from error
+    if not sound:
+        raise Broken(f"{beside} is altered; run `soundstage encode` again")
+    return facts
 
 
 def facts_of(path: Path) -> dict[str, Any]:

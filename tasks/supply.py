@@ -45,6 +45,8 @@ def encode_all(parted: Sequence[tuple[Job, ...]], config: Config, encoders: Enco
     kept = kept_parts(work)
     lacking = lacking_of([job for jobs in parted for job in jobs], kept, work)
     jobs = [job for group in parted for job in group if any((job.entry, part) in lacking for part in PARTS)]
+    num_parts = sum(bool(key) for group in parted for job in group for key in job.keys)
+    sys.stderr.write(f"encode: {len(lacking)} of {num_parts} parts to make, {num_parts - len(lacking)} are kept\n")
     check_disk(jobs, lacking, config, encoders)
     pilot = [Task(settings, tuple(jobs[: 2 * config.batch_size]), {}, pack=False)] if len(jobs) >= PILOT_FROM else []
     tasks = [Task(settings, group, own_of(group, kept)) for group in parted if not packed(group, work)]

@@ -6,6 +6,7 @@ example: soundstage verify copy_to=s3://bucket/latents
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -76,9 +77,12 @@ def described(store: LatentStore, num_shards: int) -> str:
 
 
 def copy(store: LatentStore, target: str) -> None:
-    """Send every file, the record last; files that an earlier copy has, by its own record, are not sent again.
+    """Send every file, the record last, but for those that an earlier copy has: a folder's are read, remote ones believed.
 
     Until the record is there a copy that was cut short is refused by name: its shards are not what its record says.
+
+    Raises:
+        ValueError: the target is no place for a copy.
     """
     from tqdm import tqdm
 
@@ -86,12 +90,40 @@ def copy(store: LatentStore, target: str) -> None:
     from data.latents import INDEX, RECORD, LatentStore
     from data.remote import is_remote, send
 
-    if is_remote(store.folder):
-        raise ValueError(f"copy_to: {store.folder} is remote itself; copy it with its own tools")
-    there: dict[str, str] = {}
+    check_target(store, target)
+    shards, there = store.record["shards"], set[str]()
     with contextlib.suppress(Broken, Unreadable):  # there is nothing whole
-        there = LatentStore(target).record["shards"]
-    names = [name for name, digest in store.record["shards"].items() if there.get(name) != digest]
+        earlier = LatentStore(target, check=False)
+        for name in sorted(shards.keys() & earlier.record["shards"].keys()):
+            with contextlib.suppress(Broken):
+                if not is_remote(target):
+                    earlier.verify_file(name)
+                if earlier.record["shards"][name] == shards[name]:
+                    there.add(name)
+    names = [name for name in shards if name not in there]
     for name in tqdm([*names, INDEX, RECORD], desc="copy", unit="file", disable=None):
         send(Path(store.folder) / name, f"{target.rstrip('/')}/{name}")
-    sys.stderr.write(f"verify: {len(names)} of {len(store.record['shards'])} shards copied to {target}\n")
+    remark = f"; {len(there)} were there by its record, verify latents={target} reads them" if is_remote(target) else ""
+    sys.stderr.write(f"verify: {len(names)} of {len(shards)} shards copied to {target}{remark}\n")
+
+
+def check_target(store: LatentStore, target: str) -> None:
+    """Raise ValueError where a copy cannot go, or would overwrite what is no copy."""
+    from data.files import refuse_others
+    from data.latents import RECORD
+    from data.remote import is_remote, plain
+
+    if is_remote(store.folder):
+        raise ValueError(f"copy_to: {store.folder} is remote itself; copy it with its own tools")
+    if is_remote(target):
+        if target.partition("://")[0].lower() in ("http", "https"):
+            raise ValueError(f"copy_to: {target} cannot be written to; name a folder, s3://… or oss://…")
+        return
+    if not target.strip("/ ") or (re.match(r"[A-Za-z0-9+.-]+:/", target) and plain(target) == target):
+        raise ValueError(f"copy_to: {target!r} is no place for a store; name a folder, s3://BUCKET/… or oss://BUCKET/…")
+    place = Path(plain(target))
+    if place.exists() and not place.is_dir():
+        raise ValueError(f"copy_to: {place} is a file, and a folder is to be written")
+    if place.resolve() == Path(store.folder).resolve():
+        raise ValueError(f"copy_to: {place} is the store itself")
+    refuse_others(place, {RECORD, *store.record["shards"]}, "copy_to: ")

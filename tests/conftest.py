@@ -113,8 +113,9 @@ def store_folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     import torch
 
+    from data.latent_index import LatentRow
     from data.latent_shards import write_shard
-    from data.latents import PARTS, SHARED, LatentRow, shard_name, write_index
+    from data.latents import PARTS, SHARED, shard_name, write_index
     from models.families import load_encoders
 
     torch.set_num_threads(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 
 from data.conditions import MODES, Variant
 from data.files import sha256
+from data.latent_index import LatentRow
 from data.latent_shards import Broken, write_shard
-from data.latents import PARTS, SHARED, LatentRow, LatentStore, fingerprint_of, write_index
+from data.latents import PARTS, SHARED, LatentStore, fingerprint_of, write_index
 
 
 def row(entry: str, **changes: Any) -> LatentRow:
@@ -106,6 +108,96 @@ def test_a_damaged_shard_is_refused_by_name(tmp_path: Path, spoil: str) -> None:
         LatentStore(tmp_path).conditions(rows[0], "t2va")
 
 
+def all_of(store: LatentStore, rows: list[LatentRow]) -> list[Any]:
+    """Everything that training would read."""
+    return [
+        {name: (str(array.dtype), array.tolist()) for name, array in arrays.items()}
+        for item in rows
+        for arrays in (
+            *(store.conditions(item, variant) for variant in item.variants),
+            {"video": store.read(item, "video"), "audio": store.read(item, "audio")},
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", [*(f"{part}-00000.safetensors" for part in PARTS), f"text-{SHARED}.safetensors"])
+def test_no_flipped_bit_of_a_shard_is_read_as_something_else(tmp_path: Path, name: str) -> None:
+    rows = write(tmp_path)
+    file, store = tmp_path / name, LatentStore(tmp_path)
+    truth, whole = all_of(store, rows), file.read_bytes()
+    num_refused = 0
+    for place in range(0, len(whole), 2):
+        data = bytearray(whole)
+        data[place] ^= 1 << place // 2 % 8
+        file.unlink()  # what is open stays mapped
+        file.write_bytes(bytes(data))
+        store._open.clear()
+        try:
+            assert all_of(store, rows) == truth, f"byte {place}"
+        except Broken as error:
+            assert name in str(error)  # noqa: PT017
+            num_refused += 1
+    assert num_refused > len(whole) // 2 * 0.9  # the rest is padding, and letters that JSON reads alike
+
+
+def test_no_flipped_bit_of_the_record_is_believed(tmp_path: Path) -> None:
+    write(tmp_path)
+    file = tmp_path / "fingerprint.json"
+    whole, truth = file.read_bytes(), LatentStore(tmp_path).record
+    for place in range(len(whole)):
+        data = bytearray(whole)
+        data[place] ^= 1 << place % 8
+        file.write_bytes(bytes(data))
+        try:
+            assert LatentStore(tmp_path).record == truth
+        except Broken as error:
+            assert "fingerprint.json" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "[" * 100_000, "{}", '{"seal": ""}', '{"seal": 1, "shards": null}'])
+def test_a_record_of_another_kind_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    write(tmp_path)
+    (tmp_path / "fingerprint.json").write_text(text)
+    with pytest.raises(Broken, match=r"fingerprint\.json is (damaged|altered)"):
+        LatentStore(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "picture-00000.safetensors/../x", "x"])
+def test_a_record_that_names_files_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path)
+    file = tmp_path / "fingerprint.json"
+    record = json.loads(file.read_text())
+    del record["seal"]
+    record["shards"][name] = "0"
+    file.write_text(json.dumps({**record, "seal": fingerprint_of(record)}))
+    with pytest.raises(Broken, match="is no shard of a latent store"):
+        LatentStore(tmp_path)
+
+
+def test_what_no_store_can_hold_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"latents are float32, .*, not float64"):
+        write_shard(tmp_path / "x.safetensors", {"a": {"video": torch.zeros(1, dtype=torch.float64)}}, {"a": "k"})
+    with pytest.raises(ValueError, match="'a/b' has a slash"):
+        write_shard(tmp_path / "x.safetensors", {"a/b": {"video": torch.zeros(1)}}, {"a/b": "k"})
+    twice = [row(ENTRIES[0]), row(ENTRIES[0], split="val")]
+    with pytest.raises(ValueError, match="a@base is there twice, in train and in val"):
+        write_index(tmp_path, twice, {"text_of": TEXT_OF, "family": "none"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_condition_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
+    rows = write(tmp_path)
+    write_index(tmp_path, rows, {"text_of": {**TEXT_OF, "fl2va_last": "fl2va_last"}, "family": "none"})
+    with pytest.raises(Broken, match=r"text-00000\.safetensors has nothing under a@base/text/fl2va_last/"):
+        LatentStore(tmp_path).conditions(rows[0], "fl2va_last")
+
+
+def test_shards_may_be_read_by_whom_other_new_files_may(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "new").touch()
+    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {(tmp_path / "new").stat().st_mode}
+
+
 def test_a_whole_shard_of_another_store_is_stale(tmp_path: Path) -> None:
     rows = write(tmp_path / "new")
     write_shard(
@@ -120,9 +212,10 @@ def test_a_whole_shard_of_another_store_is_stale(tmp_path: Path) -> None:
 
 def test_a_missing_shard_or_store_is_named(tmp_path: Path) -> None:
     write(tmp_path)
-    (tmp_path / "references-00000.safetensors").unlink()
-    with pytest.raises(Broken, match=r"references-00000\.safetensors is missing"):
-        LatentStore(tmp_path)
+    for name in ("references-00000.safetensors", "index.arrow"):
+        (tmp_path / name).unlink()
+        with pytest.raises(Broken, match=rf"{re.escape(name)} is missing"):
+            LatentStore(tmp_path)
     with pytest.raises(RuntimeError, match="soundstage encode"):
         LatentStore(tmp_path / "nothing")
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from data.latent_index import LatentRow
 from data.latent_shards import write_shard
-from data.latents import PARTS, LatentRow, LatentStore, shard_name, write_index
+from data.latents import PARTS, LatentStore, shard_name, write_index
 from models.difficulty import levels, losses_of_all
 from models.families import Batch, Family, Losses
 from models.flow_matching import Draw, noised, velocity

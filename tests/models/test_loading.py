@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from data.candidates import candidates_of
+from data.latent_index import LatentRow
 from data.latent_shards import write_shard
-from data.latents import PARTS, LatentRow, LatentStore, shard_name, write_index
+from data.latents import PARTS, LatentStore, shard_name, write_index
 from data.sampler import Sampler
 from data.stage import Stage
 from models.loading import Item, LatentData

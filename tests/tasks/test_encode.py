@@ -216,24 +216,121 @@ def test_shards_that_hold_the_same_are_not_written_again(
     assert {name for name, inode in after.items() if before[name] != inode} == {"text-00000.safetensors"}
 
 
-@pytest.mark.parametrize("spoil", ["cut", "bit", "facts"])
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:50])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    """The last bit: of an array, or of the end of a text."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def rename_an_array(path: Path) -> None:
+    """Flip a bit of an array's name in the header."""
+    data = bytearray(path.read_bytes())
+    data[data.index(b'":{"dtype"') - 1] ^= 1
+    path.write_bytes(data)
+
+
+def change_a_key(path: Path) -> None:
+    """Flip a bit of the key of an entry in the header."""
+    data = bytearray(path.read_bytes())
+    data[data.index(b'\\"seal\\"') - 100] ^= 1
+    path.write_bytes(data)
+
+
+def swap(path: Path) -> None:
+    """Give it the content of its neighbour."""
+    part = path.name.partition("-")[0]
+    other = next(item for item in path.parent.glob(f"{part}-*.safetensors") if item != path)
+    path.write_bytes(other.read_bytes())
+
+
+def lose_facts(path: Path) -> None:
+    path.with_suffix(".json").unlink()
+
+
+def spoil_facts(path: Path) -> None:
+    beside = path.with_suffix(".json")
+    beside.write_text(beside.read_text().replace("true", "false", 1))
+
+
+def not_json(path: Path) -> None:
+    path.with_suffix(".json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    "spoil", [cut, empty, flip, rename_an_array, change_a_key, swap, lose_facts, spoil_facts, not_json]
+)
 def test_what_an_earlier_run_kept_is_not_believed_when_it_is_damaged(
-    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, spoil: str
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, spoil: Callable[[Path], None]
 ) -> None:
     config = config_of(tmp_path, base, clips)
     before = sha256(run(config))
     kept = min((config.work / "shards").glob("sound-*.safetensors"))
-    data = bytearray(kept.read_bytes())
-    data[-1] ^= 1
+    data = kept.read_bytes()
     kept.unlink()  # the store has links to the same bytes
-    kept.write_bytes(data[:50] if spoil == "cut" else data)
-    if spoil == "facts":
-        data[-1] ^= 1
-        kept.write_bytes(data)
-        kept.with_suffix(".json").unlink()
+    kept.write_bytes(data)
+    spoil(kept)
     assert made_by(pool, config) == {"sound": 1}
     LatentStore(config.latents).verify()
     assert sha256(config.latents) == before
+
+
+@pytest.mark.parametrize("spoil", [cut, empty, flip, rename_an_array, swap])
+def test_parts_that_a_killed_run_finished_are_not_believed_when_they_are_damaged(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, spoil: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    config = config_of(tmp_path / "killed", base, clips, clips_per_shard=8)
+    pool.stop_at = 5
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    pool.stop_at = None
+    damaged = min((config.work / "done").glob("text-*.safetensors"))
+    spoil(damaged)
+    assert made_by(pool, config) == {"text": 1, "sound": 1}
+    assert f"encode: {damaged} of an earlier run is not whole" in capsys.readouterr().err
+    assert sha256(config.latents) == sha256(run(config_of(tmp_path / "undisturbed", base, clips, clips_per_shard=8)))
+
+
+def test_what_is_not_ours_in_the_working_folder_stays(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(tmp_path, base, clips)
+    shards_folder = config.work / "shards"
+    shards_folder.mkdir(parents=True)
+    for name in ("mine.safetensors", "notes.txt"):
+        (shards_folder / name).write_text("mine")
+    run(config)
+    assert "encode: 6 of 6 parts to make, 0 are kept" in capsys.readouterr().err
+    run(config)
+    assert "encode: 0 of 6 parts to make, 6 are kept" in capsys.readouterr().err
+    assert {(shards_folder / name).read_text() for name in ("mine.safetensors", "notes.txt")} == {"mine"}
+
+
+def test_a_clip_in_two_splits_is_refused_by_name(base: Path, clips: list[Clip], tmp_path: Path) -> None:
+    config = config_of(tmp_path, base, clips)
+    write_records(config.splits / "val.parquet", clips[:1], Clip)
+    with pytest.raises(ValueError, match="clip bell-000000 is in train and in val"):
+        run(config)
+    write_records(config.splits / "val.parquet", [clips[0].model_copy(update={"clip_id": "../x"})], Clip)
+    with pytest.raises(ValueError, match=r"val\.parquet: clip_id '\.\./x' is empty or has a slash"):
+        run(config)
+
+
+@pytest.mark.parametrize("name", ["npu" if torch.cuda.is_available() else "cuda", "nope"])
+def test_a_device_that_is_not_here_is_refused_before_anything_is_read(
+    base: Path, clips: list[Clip], tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ValueError, match=r"encode\.accelerator"):
+        run(config_of(tmp_path, base, clips, accelerator=name, splits=tmp_path / "nowhere"))
 
 
 def test_clips_that_say_or_sound_the_same_share_no_key(

@@ -17,7 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from data.files import write_records
-from data.latents import LatentRow, LatentStore
+from data.latent_index import LatentRow
+from data.latents import LatentStore
 from data.media import read_clip
 from data.records import Clip, ClipShape, Source
 from models.families import Encoders, load_encoders

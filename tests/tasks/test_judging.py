@@ -22,7 +22,7 @@ from data.expectations import (
     splits_suite,
     suite,
 )
-from data.latents import LatentRow
+from data.latent_index import LatentRow
 from data.limits import Limits
 from data.records import Clip, ClipShape, DataRefused, Source
 from tasks.judging import enforce, judge

@@ -13,7 +13,8 @@ from scipy import stats
 
 from data.curriculum import Planned
 from data.files import read_records, write_records
-from data.latents import LatentRow, LatentStore, write_index
+from data.latent_index import LatentRow
+from data.latents import LatentStore, write_index
 from data.records import Clip
 from tasks import plan_picture
 from tasks.plan import Config, run

@@ -75,6 +75,27 @@ def test_a_copy_is_the_same_and_only_what_changed_is_sent_again(
     assert "0 of 5 shards copied" in capsys.readouterr().err
 
 
+def test_a_damaged_copy_is_mended(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "copy"
+    verified(store, copy_to=str(place))
+    spoil(place / "sound-00000.safetensors")
+    verified(store, copy_to=str(place))
+    assert "1 of 5 shards copied" in capsys.readouterr().err
+    LatentStore(place).verify()
+
+
+@pytest.mark.parametrize("target", ["", "/", "s3:/bucket/x", "http://host/x", "{file}", "{store}", "{theirs}"])
+def test_a_copy_goes_nowhere_else(store: Path, tmp_path: Path, target: str) -> None:
+    (tmp_path / "file").touch()
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "index.arrow").write_text("mine")
+    given = target.format(file=tmp_path / "file", store=store, theirs=theirs)
+    with pytest.raises(ValueError, match="copy_to: "):
+        verified(store, copy_to=given)
+    assert [(path.name, path.read_text()) for path in theirs.iterdir()] == [("index.arrow", "mine")]
+
+
 def test_a_copy_that_was_cut_short_is_no_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(source: Path, target: str) -> None:
         if source.name == "index.arrow":
