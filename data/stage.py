@@ -2,12 +2,61 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
 from data.conditions import Mode
 from data.records import Frozen
+
+
+class NoiseLevels(Frozen):
+    """At which noise levels a stage trains."""
+
+    distribution: Literal["family", "uniform", "logit_normal"] = "family"
+    """`family` is the model's own, as published; the others are as they say, then shifted."""
+    draws: Literal["family", "shared", "separate"] = "family"
+    """One draw for picture and sound, or one each; `family` is as published."""
+    logit_mean: FiniteFloat = 0.0
+    """Of `logit_normal`: mean of the level's logit."""
+    logit_std: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Of `logit_normal`: standard deviation of the level's logit."""
+    shift_video: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Of `uniform` and `logit_normal`: above 1 the picture is trained nearer to pure noise."""
+    shift_audio: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Of `uniform` and `logit_normal`: above 1 the sound is trained nearer to pure noise."""
+    per_update: int = Field(default=1, gt=0)
+    """Noise levels in one update; its clips are dealt out to them, with a forward pass each at least."""
+    min_snr_gamma: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Weight levels as min-SNR does (Hang et al. 2023, arXiv 2303.09556); 5 is usual. None weighs all alike."""
+
+    @model_validator(mode="after")
+    def _is_no_contradiction(self) -> NoiseLevels:
+        if self.distribution == "family" and (self.shift_video, self.shift_audio) != (1.0, 1.0):
+            raise ValueError("noise.shift_video and shift_audio shift uniform and logit_normal; family has its own")
+        return self
+
+
+class Guidance(Frozen):
+    """How a stage keeps what guidance distillation put into the released weights; plain tuning wears it off."""
+
+    form: Literal["family", "none", "contrast", "drift", "assistant"] = "family"
+    """`contrast` trains what guidance is made of: (v + (s - 1) v0) / s, with v0 the model's own prediction without
+    caption; `drift` holds predictions near the first weights'; `assistant` trains beside an adapter that undoes the
+    distillation and is taken off again; `family` is `contrast` for distilled models and `none` for others."""
+    scale: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    """Of `contrast`: the guidance s; None is what the weights were distilled with."""
+    weight: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    """Of `drift`: weight of the squared distance to the first weights' velocities."""
+    adapter: Path | None = None
+    """Of `assistant`: its LoRA file."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Guidance:
+        if (self.form == "assistant") != (self.adapter is not None):
+            raise ValueError("guidance.form assistant and guidance.adapter go together")
+        return self
 
 
 class Stage(Frozen):
@@ -43,15 +92,39 @@ class Stage(Frozen):
     freeze_text_side: bool = False
     """Leave what takes the text in as it is: a first stage of two, before a light end-to-end one."""
     num_steps: int = Field(gt=0)
+    """Optimiser updates."""
     batch_size: int = Field(default=4, gt=0)
     """Clips an optimiser update sees, at most."""
     max_tokens: int | None = Field(default=None, gt=0)
     """Rows of packed sequence an update sees, at most: long clips come in smaller batches. None sets no limit."""
-    optimizer: Literal["adamw"] = "adamw"
+    noise: NoiseLevels = NoiseLevels()
+    """Noise levels to train at."""
+    video_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Of the picture's loss."""
+    audio_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Of the sound's loss, a mean over the clips that have sound."""
+    guidance: Guidance = Guidance()
+    """How guidance is preserved."""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """`adamw8bit` keeps AdamW's states in 8 bits; needs bitsandbytes and a CUDA device."""
     learning_rate: float = Field(gt=0)
+    """At its highest. It is for the whole batch: micro-batches, devices and nodes do not change it."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's, decoupled."""
+    gradient_clip: float = Field(default=1.0, gt=0)
+    """Most norm that the gradient of an update may have."""
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    """Keep a moving average of what is trained and write that as the checkpoint; 0.999 is usual, None keeps none."""
     lora_rank: int = Field(default=16, gt=0)
+    """Of the adapters."""
+    lora_alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Adapters count alpha / rank; None is the rank."""
+    lora_targets: str | None = None
+    """Regular expression of the modules that get adapters; None is the family's: attention and feed-forward."""
+    lora_modulation: bool = False
+    """Adapters too for what turns timesteps into scales and shifts (AdaLN)."""
     warmup_steps: int = Field(default=20, ge=0)
+    """Updates in which the learning rate rises; then it falls as a cosine to a twentieth."""
 
     @model_validator(mode="after")
     def _is_no_contradiction(self) -> Stage:
@@ -67,4 +140,8 @@ class Stage(Frozen):
             raise ValueError("mixture: weights must not be below 0, and not all 0")
         if self.method == "lora" and self.freeze_text_side:
             raise ValueError("freeze_text_side means nothing for method lora, which trains adapters only")
+        if self.method == "full" and (self.lora_alpha, self.lora_targets, self.lora_modulation) != (None, None, False):
+            raise ValueError("lora_alpha, lora_targets and lora_modulation mean nothing for method full")
+        if self.video_weight == self.audio_weight == 0:
+            raise ValueError("video_weight and audio_weight are both 0: nothing would be learnt")
         return self

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from data.records import Frozen
+from models.running import Running
 
 FULL, HALF = 4, 2
 """Bytes a value."""
@@ -27,21 +27,9 @@ ON_HOST = ("weights", "gradients", "optimiser", "EMA", "frozen copy")
 """Parts that offloading takes off the device."""
 
 
-class Options(Frozen):
-    """How any stage is run."""
+class Options(Running):
+    """How any stage is run, and what of its objective costs memory."""
 
-    strategy: Literal["ddp", "fsdp2"] = "fsdp2"
-    """`ddp` has everything on every device; `fsdp2` shards weights, gradients and optimiser states."""
-    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """`bf16` and `fp16` compute in it with master weights, gradients and optimiser in fp32; `fp32` does all in it."""
-    recompute: Literal["none", "blocks", "selective"] = "blocks"
-    """Activations computed again in backward: `none`, all of the `blocks`, or what is not attention (`selective`)."""
-    offload: bool = False
-    """Keep weights, gradients and optimiser in host memory; needs fsdp2, and time for copies that is not planned."""
-    micro_batch: int = Field(default=1, gt=0)
-    """Clips a device takes at once."""
-    frozen_weights: Literal["fp32", "compute"] = "fp32"
-    """Precision in which weights that are not trained are kept: `fp32` as they are loaded, or that of computing."""
     ema: bool = False
     """Keep a moving average of what is trained, in fp32."""
     guidance: Literal["none", "contrast", "drift"] = "none"
@@ -61,8 +49,6 @@ class Setup(Options):
 
     @model_validator(mode="after")
     def _is_no_contradiction(self) -> Setup:
-        if self.offload and self.strategy != "fsdp2":
-            raise ValueError("offload needs strategy fsdp2; DDP keeps its parameters on the device")
         if self.method == "lora" and self.freeze_text_side:
             raise ValueError("freeze_text_side means nothing for method lora, which trains adapters only")
         return self

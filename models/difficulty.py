@@ -20,10 +20,11 @@ from tqdm import tqdm
 
 from data.latent_index import LatentRow
 from data.latents import LatentStore
+from data.stage import Guidance
 from models.families import Batch, Family
-from models.flow_matching import Draw
+from models.objective import Objective, at
 
-VERSION = 1
+VERSION = 2
 """Raised when the same model and noise come to mean other losses: what was remembered is then not used."""
 MODE = "t2va"
 """The mode that every family has: what a clip asks of the model when nothing but text is given."""
@@ -46,6 +47,7 @@ def losses_of(
     def repeated(array: Tensor) -> Tensor:
         return array[None].expand(num_draws, *array.shape).contiguous()
 
+    objective = Objective(family, Guidance(form="none"))
     batch = Batch(
         mode=MODE,
         video_BCFHW=repeated(store.read(row, "video")),
@@ -57,8 +59,8 @@ def losses_of(
     video: list[float | None] = []
     audio: list[float | None] = []
     for number, u in enumerate(levels(num_noise)):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
-        losses = family.losses(batch, Draw(u, generator))
+        seeds = [(seed, number, place) for place in range(num_draws)]
+        losses = objective.losses(batch, at(batch, *family.sigmas(u, u, batch)), seeds)
         video.append(finite(losses.video_B))
         audio.append(finite(losses.audio_B) if row.has_audio else None)
     return [video, audio]

@@ -239,8 +239,8 @@ def train_transformer(config: Config, model: Path, latents: Path, work: Path) ->
     family = load_family(model)
     sampler = Sampler(candidates_of(store.index), stage, config.seed)
     module = SupervisedFineTuning(family, stage, config.seed)
-    identity = {"stage": stage.model_dump(), "seed": config.seed, "latents": store.fingerprint}
-    train.fit(module, sampler, store, work / "states", identity, "cpu", save_every=250)
+    identity = {"stage": stage.model_dump(mode="json"), "seed": config.seed, "latents": store.fingerprint}
+    train.fit(module, sampler, store, work / "states", identity, save_every=250)
     train.write_checkpoint(work / "transformer", family, module, identity)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from models.budget import Parameters
     from models.families.sketches import Sketch
 
-PEAK_TFLOPS = {"bf16": 989.0, "fp16": 989.0, "fp32": 494.0}
+PEAK_TFLOPS = {"bf16": 989.0, "fp16": 989.0, "fp32": 494.0, "fp8": 1979.0}
 """Of an H100 SXM, dense; fp32 with TF32. Source: NVIDIA's H100 data sheet, whose figures with sparsity are twice these."""
 
 
@@ -61,7 +61,7 @@ class Config(Options):
     reserve_gb: float = Field(default=4, ge=0)
     """Set aside of it for driver, collectives and fragments, GB; an estimate."""
     peak_tflops: float | None = Field(default=None, gt=0)
-    """Of a device in this precision, TFLOP/s; null is an H100's without sparsity: 989 (bf16, fp16), 494 (fp32)."""
+    """Of a device in this precision, TFLOP/s; null is an H100's without sparsity: 989 (bf16, fp16), 494 (fp32), 1979 (fp8)."""
     utilisation: float = Field(default=0.4, gt=0, le=1)
     """Share of the peak that is reached, recomputation counted as work."""
     interconnect_gb_s: float = Field(default=100, gt=0)

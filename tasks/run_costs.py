@@ -146,7 +146,7 @@ class Planner:
         rank = setup.lora_rank if setup.method == "lora" else None
         key = (rank, setup.freeze_text_side, setup.recompute, setup.micro_batch, setup.precision)
         if key not in self._activities:
-            dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[setup.precision]
+            dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(setup.precision, torch.bfloat16)
             clip = self._clip
             inputs = self._sketch.inputs(clip.shape, clip.mode, clip.sizes, setup.micro_batch, dtype)
             self._activities[key] = activity_of(

@@ -5,7 +5,9 @@ example: soundstage train all
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
-from data.files import remove, sha256, whole
-from data.records import Frozen
+from data.files import remove, sha256, whole, write_text
 from data.stage import Stage
+from models.running import Running
 
 if TYPE_CHECKING:
     from data.latents import LatentStore
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
     from models.families import Family
     from models.sft import SupervisedFineTuning
 
+MICRO_BATCH = "micro_batch"
+"""File of a stage's work that holds the micro-batch that memory turned out to allow."""
 
-class Config(Frozen):
+
+class Config(Running):
     """Settings of the train verb."""
 
     seed: int
@@ -38,13 +43,19 @@ class Config(Frozen):
     checkpoints: Path
     """Folder that gets one checkpoint folder a stage."""
     accelerator: str = "auto"
-    """Lightning accelerator: `auto`, `cpu` or `cuda`."""
+    """Lightning accelerator: `auto`, `cpu`, `cuda` or `npu`."""
     stages: dict[str, Stage]
     """The curriculum, in order."""
-    save_every: int = 100
+    save_every: int = Field(default=100, gt=0)
     """Steps between resumable states."""
+    keep_states: int = Field(default=2, gt=0)
+    """Whole states that stay."""
     num_readers: int = Field(default=0, ge=0)
     """Processes that read the next batches from the latent store; 0 reads between the steps, which is as fast on a CPU."""
+    compile_blocks: bool = False
+    """Compile the transformer's repeated blocks with torch.compile."""
+    timeout_s: float = Field(default=1800, gt=0)
+    """How long processes wait for each other before they give up, s."""
     work: Path = Path("data/store/work/train")
     """Resumable states, one folder a stage; kept outside the checkpoint so that DVC never deletes them."""
 
@@ -52,45 +63,124 @@ class Config(Frozen):
 def run(config: Config, name: str) -> Path:
     """Train stage `name`; returns its checkpoint folder. A killed run continues exactly where it was.
 
+    Out of memory, it goes on from the last state with half the micro-batch and the same global batch.
+
     Raises:
         ValueError: no such stage, or nothing to train on.
-        RuntimeError: inputs are missing, or the loss is not finite.
+        RuntimeError: inputs are missing, the loss is not finite, or one clip is too much for the device.
     """
     if name not in config.stages:
         raise ValueError(f"no stage {name!r} in train.stages; there are {', '.join(config.stages)}")
-    from data.latents import LatentStore
-    from models import adapters
-    from models.families import load_family
-    from models.sft import SupervisedFineTuning
     from models.threads import use_one_thread
 
     use_one_thread()
-    stage = config.stages[name]
-    store = LatentStore(config.latents)
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # clips of many sizes leave holes
+    while True:
+        micro_batch = min(config.micro_batch, allowed(config.work / name))
+        try:
+            return train(config.model_copy(update={"micro_batch": micro_batch}), name)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            halve(config.work / name, micro_batch, error)
+        gc.collect()
+
+
+def train(config: Config, name: str) -> Path:
+    """`run` with a micro-batch that need not fit."""
+    import torch
+
+    from data.latents import LatentStore
+    from models import parallel
+    from models.sft import SupervisedFineTuning
+
+    stage, store = config.stages[name], LatentStore(config.latents)
+    family = family_of(config, stage)
+    sampler = sampler_of(config.curriculum, store, stage, config.seed)
+    running = Running(**{key: getattr(config, key) for key in Running.model_fields})
+    module = SupervisedFineTuning(family, stage, config.seed, running, compiled=config.compile_blocks)
+    refuse_missing_text(module, store, stage)
+    facts = identity(config, name, store)
+    fit(
+        module,
+        sampler,
+        store,
+        config.work / name,
+        facts,
+        accelerator=config.accelerator,
+        save_every=config.save_every,
+        keep_states=config.keep_states,
+        num_readers=config.num_readers,
+        timeout_s=config.timeout_s,
+    )
+    trained = parallel.gathered(module)
+    if module.trainer.is_global_zero:
+        family = family_of(config, stage)
+        family.transformer.load_state_dict(trained, strict=False)
+        write_checkpoint(config.checkpoints / name, family, module, facts)
+        remove(config.work / name)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    return config.checkpoints / name
+
+
+def family_of(config: Config, stage: Stage) -> Family:
+    """The model that a stage starts from, with what it trains marked.
+
+    Raises:
+        RuntimeError: there is no such model.
+    """
+    from models import adapters
+    from models.families import load_family
+
     family = load_family(config.base)
-    start = config.checkpoints / stage.start_from if stage.start_from else None
-    if start is not None:
+    if stage.start_from:
+        start = config.checkpoints / stage.start_from
         if not (start / "transformer").is_dir():
             raise RuntimeError(f"no checkpoint in {start}; run `soundstage train {stage.start_from}` first")
         family.load_transformer(start / "transformer")
     if stage.method == "lora":
-        adapters.add(family, stage.lora_rank, config.seed)
+        options = {"alpha": stage.lora_alpha, "targets": stage.lora_targets, "modulation": stage.lora_modulation}
+        adapters.add(family, stage.lora_rank, config.seed, **cast(Any, options))
     elif stage.freeze_text_side:
         freeze(family)
-    sampler = sampler_of(config.curriculum, store, stage, config.seed)
-    module = SupervisedFineTuning(family, stage, config.seed)
-    identity = {
+    if stage.guidance.adapter is not None:
+        adapters.assist(family, stage.guidance.adapter)
+    return family
+
+
+def identity(config: Config, name: str, store: LatentStore) -> dict[str, Any]:
+    """What decides a stage's weights: states and checkpoints of another are of another run."""
+    stage = config.stages[name]
+    start = config.checkpoints / stage.start_from if stage.start_from else config.base
+    facts = {
         "stage": name,
-        "settings": stage.model_dump(exclude={"after"}),
+        "settings": stage.model_dump(mode="json", exclude={"after"}),
         "seed": config.seed,
+        "precision": config.precision,
         "latents": store.fingerprint,
         "curriculum_sha256": sha256(config.curriculum),
-        "start_sha256": sha256(start / "transformer" if start else config.base / "transformer"),
+        "start_sha256": sha256(start / "transformer"),
     }
-    fit(module, sampler, store, config.work / name, identity, config.accelerator, config.save_every, config.num_readers)
-    write_checkpoint(config.checkpoints / name, family, module, identity)
-    remove(config.work / name)
-    return config.checkpoints / name
+    if stage.guidance.adapter is not None:
+        facts["assistant_sha256"] = sha256(stage.guidance.adapter)
+    return facts
+
+
+def refuse_missing_text(module: SupervisedFineTuning, store: LatentStore, stage: Stage) -> None:
+    """See that clips have the text without caption that the objective asks for.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if not module.needs_bare or not len(store.index):
+        return
+    held = {variant for place in (0, len(store.index) - 1) for variant in store.index.row(place).variants}
+    if not any(variant.endswith("-uncaptioned") for variant in held):
+        raise ValueError(
+            f"guidance.form {stage.guidance.form} needs every clip's text without its caption too, which {store.folder}"
+            " does not hold; set encode.uncaptioned to true, or guidance.form to drift or none"
+        )
 
 
 def sampler_of(curriculum: Path, store: LatentStore, stage: Stage, seed: int) -> Sampler:
@@ -127,61 +217,111 @@ def fit(
     sampler: Sampler,
     store: LatentStore,
     work: Path,
-    identity: dict[str, Any],
-    accelerator: str,
-    save_every: int,
+    facts: dict[str, Any],
+    *,
+    accelerator: str = "cpu",
+    save_every: int = 100,
+    keep_states: int = 2,
     num_readers: int = 0,
+    timeout_s: float = 1800,
 ) -> None:
-    """Run the remaining steps under Lightning, saving resumable states in `work`."""
+    """Run the remaining steps under Lightning, saving resumable states in `work`. See `Config` for the options."""
     import lightning
 
+    from models import parallel
     from models.loading import LatentData
-    from models.resume import States
+    from models.saving import Saving
     from models.sft import Bar
 
-    states = States(work, identity, every=save_every)
-    state = states.latest()
-    first_step = states.step_of(state) if state else 0
+    local_size, world_size = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     trainer = lightning.Trainer(
         accelerator=accelerator,
-        devices=1,
-        max_steps=module.stage.num_steps,
-        max_epochs=-1,
-        gradient_clip_val=1.0,
+        devices=local_size,
+        num_nodes=world_size // local_size,
+        strategy=parallel.strategy_for(module.running, world_size, timeout_s),
+        max_epochs=1,
+        use_distributed_sampler=False,
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,
-        callbacks=[states, Bar(work.name, first_step, module.stage.num_steps)],
+        callbacks=[Saving(work, facts, save_every, keep_states), Bar(work.name, module.stage.num_steps)],
         deterministic="warn",
     )
     module.train()
     batches = LatentData(
-        store, sampler, first_step, module.stage.num_steps, num_workers=num_readers, pin_memory=accelerator == "cuda"
+        store,
+        sampler,
+        module.stage.num_steps,
+        num_levels=module.stage.noise.per_update,
+        micro_batch=module.running.micro_batch,
+        bare=module.needs_bare,
+        num_workers=num_readers,
+        pin_memory=accelerator == "cuda",
     )
-    trainer.fit(module, datamodule=batches, ckpt_path=str(state) if state else None, weights_only=True)
+    trainer.fit(module, datamodule=batches)
 
 
-def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning, identity: dict[str, Any]) -> None:
-    """Write weights, adapter, loss curve and identity as one folder, whole or absent."""
+def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning, facts: dict[str, Any]) -> None:
+    """Write weights, adapter, loss curve and identity as one folder, whole or absent.
+
+    Args:
+        folder: Of the checkpoint.
+        family: Holds what was trained.
+        module: Has the loss curve.
+        facts: The identity.
+    """
     from models import adapters
 
-    settings = module.stage
+    stage = module.stage
+    adapters.dismiss(family)
     with whole(folder) as temporary:
         temporary.mkdir()
-        if settings.method == "lora":
-            facts = {"rank": str(settings.lora_rank), "alpha": str(settings.lora_rank), "partition": "transformer"}
-            adapters.save(family, temporary / "pytorch_lora_weights.safetensors", facts)
+        if stage.method == "lora":
+            alpha = stage.lora_alpha or stage.lora_rank
+            about = {"rank": f"{stage.lora_rank}", "alpha": f"{alpha:g}", "partition": "transformer"}
+            adapters.save(family, temporary / "pytorch_lora_weights.safetensors", about)
             adapters.merge(family)
         family.save_transformer(temporary / "transformer")
         lines = [json.dumps(row, sort_keys=True) for row in module.curve]
         (temporary / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         record = {
-            **identity,
-            "method": settings.method,
-            "num_steps": settings.num_steps,
+            **facts,
+            "method": stage.method,
+            "num_steps": stage.num_steps,
             "weights_sha256": sha256(temporary / "transformer"),
         }
         (temporary / "checkpoint.json").write_text(
             json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8"
         )
+
+
+# -- out of memory -----------------------------------------------------------------------------------------------------
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device, or the host, had no memory left."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def allowed(work: Path) -> int:
+    """The micro-batch that an earlier attempt found memory for; a large number where there was none."""
+    path = work / MICRO_BATCH
+    return int(path.read_text()) if path.is_file() else sys.maxsize
+
+
+def halve(work: Path, micro_batch: int, error: RuntimeError) -> None:
+    """Note half the micro-batch for the next attempt.
+
+    Raises:
+        RuntimeError: it is one clip already.
+    """
+    if micro_batch == 1:
+        raise RuntimeError(
+            f"out of memory with one clip a device ({str(error).splitlines()[0]}); see `soundstage plan-run` for what"
+            " would fit: recompute, strategy fsdp2, offload, shorter or smaller clips"
+        ) from error
+    write_text(work / MICRO_BATCH, f"{micro_batch // 2}\n")
+    sys.stderr.write(f"train: out of memory; micro_batch {micro_batch} -> {micro_batch // 2}, the same global batch\n")

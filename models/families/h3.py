@@ -7,7 +7,7 @@ T sound latents, D text width, R rows of the packed sequence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from data.conditions import KEYFRAMES, NEED_SOUND, Mode
 from data.records import ClipShape
-from models.families import Arrays, Batch, Condition, Encoders, Losses, forget_place
+from models.families import Arrays, Batch, Condition, Encoders, Noisy, Velocities, forget_place
 from models.families.h3_layout import Grid, Layout, constant, packed, places_of, sketches
-from models.flow_matching import Draw, noised, shifted, velocity
+from models.flow_matching import noised, shifted
 
 PINNED: float = constant("keyframe_noise_aug")
 """Timestep that keyframes and visual references are held at, just short of clean."""
@@ -39,13 +39,18 @@ class H3:
     """A loaded H3, at any size. See `models.families.Family` for the contract."""
 
     name = "h3"
+    blocks = r"transformer_blocks\.\d+"
     lora_targets = r"transformer_blocks\.\d+\.(?:attn\.(?:to_q|to_k|to_v|to_out\.0)|ff\.net\.(?:0\.proj|2))"
     """Attention and feed-forward of the blocks; a plain name list would also hit the text refiner."""
+    modulation_targets = r"transformer_blocks\.\d+\.adaln_proj\.linear"
     text_side = r"(?:context_embedder|token_refiner)\..+"
     """The projection of the conditioner's states and the refiner behind it."""
+    shared_draw = True
+    guidance_scale = 4.0
+    """Source: diffusion-pipe and DiffSynth-Studio, which train the released weights with it."""
 
     def __init__(self, base: Path, *, device: str = "cpu") -> None:
-        self._base, self._device = base, device
+        self._base, self._encoders_device = base, device
         self._encoders: Encoders | None = None
         self.grid = Grid.of(sketches(base))
         self.transformer: torch.nn.Module = loaded(base / "transformer").to(device)
@@ -61,8 +66,13 @@ class H3:
         if self._encoders is None:
             from models.families.h3_encoders import H3Encoders
 
-            self._encoders = H3Encoders(self._base, device=self._device)
+            self._encoders = H3Encoders(self._base, device=self._encoders_device)
         return self._encoders
+
+    @property
+    def _device(self) -> torch.device:
+        """Of the transformer, which training moves."""
+        return next(self.transformer.parameters()).device
 
     # -- the packed sequence -------------------------------------------------------------------------------------------
 
@@ -84,7 +94,7 @@ class H3:
         if bool((tags_BS != tags_BS[:1]).any()):
             raise ValueError("clips of one batch differ in the layout of their text; draw them from one layout")
         places = places_of({name: array.shape[1:] for name, array in conditions.items()})
-        key = (mode, bytes(tags_BS[0].to(torch.uint8).numpy()), video_FHW, num_audio, places)
+        key = (mode, bytes(tags_BS[0].to(torch.uint8).numpy()), video_FHW, num_audio, places, self._device)
         if key not in self._layouts:
             grid = cast("tuple[int, int, int]", video_FHW)
             made = packed(self.grid, mode, tags_BS[0], grid, num_audio, places)
@@ -96,6 +106,14 @@ class H3:
         """Latents as rows (B, R, C·patch)."""
         rows = patchify_video_latents(video_BCFHW, self.grid.patch)
         return rearrange(rows, "(b r) c -> b r c", b=len(video_BCFHW))
+
+    def video_latents(self, rows_BRC: Tensor, video_FHW: tuple[int, ...]) -> Tensor:
+        """The latents (B, C, F, H, W) that `video_rows` made rows of."""
+        pt, ph, pw = self.grid.patch
+        return rearrange(
+            rows_BRC, "b (f h w) (c pt ph pw) -> b c (f pt) (h ph) (w pw)",
+            f=video_FHW[0] // pt, h=video_FHW[1] // ph, w=video_FHW[2] // pw, pt=pt, ph=ph, pw=pw,
+        )  # fmt: skip
 
     def predict(
         self, video_BRC: Tensor, audio_BRC: Tensor, text_BSD: Tensor, layout: Layout, sigmas: tuple[float, float]
@@ -122,61 +140,55 @@ class H3:
             return_dict=False,
             **fields,
         )
-        return video[:, layout.num_condition_rows :].float(), audio[:, layout.num_condition_audio_rows :].float()
+        return video[:, layout.num_condition_rows :], audio[:, layout.num_condition_audio_rows :]
 
-    def given(self, mode: Mode, conditions: Mapping[str, Tensor], generator: torch.Generator) -> Given:
-        """Keyframes and visual references at the conditioning level, and reference sound as it is, in packed order."""
+    def given(self, mode: Mode, conditions: Mapping[str, Tensor], generators: Sequence[torch.Generator]) -> Given:
+        """Keyframes and visual references at the conditioning level, and reference sound as it is, in packed order.
+
+        Each clip's noise comes from a generator of its own.
+        """
         seen: list[Tensor] = []
         heard: list[Tensor] = []
         if mode in KEYFRAMES:  # one draw for all of them: the order that earlier checkpoints were trained with
-            keyframes_BKCHW = torch.stack([conditions[f"keyframe/{name}"] for name in KEYFRAMES[mode]], dim=1)
-            noise = torch.randn(keyframes_BKCHW.shape, generator=generator)
-            pairs = zip(keyframes_BKCHW.unbind(1), noise.unbind(1), strict=True)
-            seen = [self._pinned(frame[:, :, None], dots[:, :, None]) for frame, dots in pairs]
+            frames_BKCFHW = torch.stack([conditions[f"keyframe/{name}"][:, :, None] for name in KEYFRAMES[mode]], dim=1)
+            seen = [self.video_rows(frame) for frame in pinned(frames_BKCFHW, generators).unbind(1)]
         for place in range(len(places_of({name: array.shape for name, array in conditions.items()}))):
             for kind in ("image", "video"):
                 latents = conditions.get(f"references/{place}/{kind}")
                 if latents is not None:
-                    seen.append(self._pinned(latents, torch.randn(latents.shape, generator=generator)))
+                    seen.append(self.video_rows(pinned(latents, generators)))
             if f"references/{place}/audio" in conditions:
-                heard.append(audio_rows(conditions[f"references/{place}/audio"].to(self._device)))
+                heard.append(audio_rows(conditions[f"references/{place}/audio"]))
         return Given(*(torch.cat(rows, dim=1) if rows else torch.empty(0) for rows in (seen, heard)))
-
-    def _pinned(self, latents_BCFHW: Tensor, noise: Tensor) -> Tensor:
-        """Rows of a condition just short of clean."""
-        return self.video_rows(noised(latents_BCFHW.to(self._device), noise.to(self._device), 1 - PINNED))
 
     # -- objective and sampling ----------------------------------------------------------------------------------------
 
-    def losses(self, batch: Batch, draw: Draw) -> Losses:
-        """One forward pass: both modalities noised from one draw through two shifts, mean squared velocity error.
+    def sigmas(self, u_video: float, u_audio: float, batch: Batch) -> tuple[float, float]:  # noqa: ARG002
+        """Noise levels at two positions of the published distributions: uniform, under a shift each."""
+        return shifted(u_video, self._schedulers[0].shift), shifted(u_audio, self._schedulers[1].shift)
 
-        What is given whole (the sound of `a2v`, the picture of `v2a`) stays clean, at t = 1, and carries no loss.
+    def num_given_frames(self, mode: Mode) -> int:  # noqa: ARG002
+        """None: keyframes stand in front of the picture."""
+        return 0
+
+    def velocities(self, batch: Batch, noisy: Noisy) -> Velocities:
+        """One forward pass over the packed sequence. See the contract.
 
         Raises:
-            ValueError: a clip without sound in a mode that gives or learns nothing but sound.
+            ValueError: the clips of the batch differ in the layout of their text.
         """
-        if batch.mode in NEED_SOUND and not bool(batch.has_audio_B.all()):
-            raise ValueError(f"a clip without sound in mode {batch.mode}; leave the mode out of its variants")
-        picture_given, sound_given = batch.mode == "v2a", batch.mode == "a2v"
-        sigma_video = 0.0 if picture_given else shifted(draw.u, self._schedulers[0].shift)
-        sigma_audio = 0.0 if sound_given else shifted(draw.u, self._schedulers[1].shift)
-        grid, num_audio = tuple(batch.video_BCFHW.shape[2:]), batch.audio_BSCT.shape[-1]
-        layout = self.layout(batch.mode, batch.conditions, grid, num_audio)
-        given = self.given(batch.mode, batch.conditions, draw.generator)
-        clean_video = self.video_rows(batch.video_BCFHW.to(self._device).float())
-        clean_audio = audio_rows(batch.audio_BSCT.to(self._device).float())
-        noise_video = torch.randn(clean_video.shape, generator=draw.generator).to(self._device)
-        noise_audio = torch.randn(clean_audio.shape, generator=draw.generator).to(self._device)
-        video = behind(given.video_BRC, noised(clean_video, noise_video, sigma_video))
-        audio = behind(given.audio_BRC, noised(clean_audio, noise_audio, sigma_audio))
-        text = batch.conditions["text/rows"].to(self._device).float()
-        predicted = self.predict(video, audio, text, layout, (sigma_video, sigma_audio))
-        error_video = (predicted[0] - velocity(clean_video, noise_video)).square().mean((1, 2))
-        error_audio = (predicted[1] - velocity(clean_audio, noise_audio)).square().mean((1, 2))
-        # What carries no loss keeps its branch in the graph with weight zero, so every rank has the same gradients.
-        heard = batch.has_audio_B.to(error_audio) * (not sound_given)
-        return Losses(error_video * (not picture_given), error_audio * heard, sigma_video, sigma_audio)
+        video_BCFHW, audio_BSCT = noisy.video_BCFHW, noisy.audio_BSCT
+        grid, kind = tuple(video_BCFHW.shape[2:]), video_BCFHW.dtype
+        layout = self.layout(batch.mode, batch.conditions, grid, audio_BSCT.shape[-1])
+        generators = [torch.Generator().manual_seed(seed) for seed in noisy.seeds_B]
+        given = self.given(batch.mode, {name: item.to(kind) for name, item in latents(batch)}, generators)
+        video = behind(given.video_BRC, self.video_rows(video_BCFHW))
+        audio = behind(given.audio_BRC, audio_rows(audio_BSCT))
+        text = batch.conditions["text/rows"].to(video)
+        rows = self.predict(video, audio, text, layout, (noisy.sigma_video, noisy.sigma_audio))
+        return Velocities(
+            self.video_latents(rows[0].to(kind), grid), rearrange(rows[1].to(kind), "b (s t) c -> b s c t", s=2)
+        )
 
     @torch.no_grad()
     def generate(
@@ -191,27 +203,22 @@ class H3:
             raise ValueError(f"mode {condition.mode} is for training only; generate from text, keyframes or references")
         generator = torch.Generator().manual_seed(seed)
         (num_channels, *grid), (_, num_audio_channels, num_audio) = self.grid.latent_shapes(shape)
-        conditions: Arrays = {name: array[None] for name, array in condition.arrays.items()}
+        conditions: Arrays = {name: array[None].to(self._device) for name, array in condition.arrays.items()}
         layout = self.layout(condition.mode, conditions, tuple(grid), num_audio)
-        given = self.given(condition.mode, conditions, generator)
+        given = self.given(condition.mode, conditions, [generator])
         video = self.video_rows(torch.randn(1, num_channels, *grid, generator=generator).to(self._device))
         audio = torch.randn(2 * num_audio, num_audio_channels, generator=generator)[None].to(self._device)
         for scheduler in self._schedulers:
             scheduler.set_timesteps(num_inference_steps)
-        text = conditions["text/rows"].to(self._device)
+        text = conditions["text/rows"]
         of_video, of_audio = self._schedulers
         for t_video, t_audio in zip(of_video.timesteps, of_audio.timesteps, strict=True):
             sigmas = (1 - float(t_video), 1 - float(t_audio))
             rows = behind(given.video_BRC, video), behind(given.audio_BRC, audio)
-            velocities = self.predict(*rows, text, layout, sigmas)
+            velocities = [rows.float() for rows in self.predict(*rows, text, layout, sigmas)]
             video = of_video.step(velocities[0], t_video, video, return_dict=False)[0]
             audio = of_audio.step(velocities[1], t_audio, audio, return_dict=False)[0]
-        pt, ph, pw = self.grid.patch
-        latents = rearrange(
-            video, "1 (f h w) (c pt ph pw) -> c (f pt) (h ph) (w pw)",
-            f=grid[0] // pt, h=grid[1] // ph, w=grid[2] // pw, pt=pt, ph=ph, pw=pw,
-        )  # fmt: skip
-        return latents, rearrange(audio, "1 (s t) c -> s c t", s=2)
+        return self.video_latents(video, tuple(grid))[0], rearrange(audio, "1 (s t) c -> s c t", s=2)
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
@@ -230,6 +237,17 @@ def loaded(folder: Path) -> Any:
     return cast(Any, MiniMaxH3Transformer3DModel).from_pretrained(
         str(folder), use_safetensors=True, torch_dtype=torch.float32
     )
+
+
+def latents(batch: Batch) -> list[tuple[str, Tensor]]:
+    """The conditions that are latents, by name."""
+    return [(name, array) for name, array in batch.conditions.items() if not name.startswith("text/")]
+
+
+def pinned(latents: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """Conditions (B, …) just short of clean, each clip's noise from a generator of its own."""
+    noise = torch.stack([torch.randn(latents.shape[1:], generator=generator) for generator in generators])
+    return noised(latents, noise.to(latents), 1 - PINNED)
 
 
 def audio_rows(audio_BSCT: Tensor) -> Tensor:

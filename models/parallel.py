@@ -1,0 +1,184 @@
+"""A transformer made ready for its devices: precision, recomputation, compilation, sharding.
+
+Always in this order, so that recomputed and compiled blocks are what is sharded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from models.running import Running
+
+if TYPE_CHECKING:
+    from models.sft import SupervisedFineTuning
+
+COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""Types that are computed in; fp32 is not among them, it needs nothing."""
+FP8_CAPABILITY = (8, 9)
+"""Of the first NVIDIA devices that multiply in 8 bits (Ada)."""
+FP8_MULTIPLE = 16
+"""Sides of a matrix that the 8-bit kernels take are multiples of it."""
+
+
+def prepare(transformer: nn.Module, blocks: str, running: Running, *, mesh: DeviceMesh | None, compiled: bool) -> None:
+    """Change a transformer in place to what `running` asks for.
+
+    Args:
+        transformer: In full precision, on the CPU or its device.
+        blocks: Regular expression of its repeated modules.
+        running: How it is run.
+        mesh: One dimension of devices to shard over; None where there are no others, or DDP copies to them.
+        compiled: Compile the blocks.
+
+    Raises:
+        RuntimeError: the device cannot compute in the precision.
+    """
+    named = cast("dict[str, nn.Module]", dict(transformer.named_modules()))
+    parts = [module for name, module in named.items() if re.fullmatch(blocks, name)]
+    if running.precision == "fp8":
+        use_fp8(transformer, blocks)
+    if running.precision != "fp32":
+        if running.frozen_weights == "compute":
+            shrink_frozen(transformer, COMPUTE[running.precision])
+        for module in full_precision_modules(transformer):
+            keep_full(module)
+    if running.recompute != "none":
+        from models.dry_run import set_recompute
+
+        set_recompute(transformer, running.recompute, nullcontext)
+    if compiled:
+        for block in parts:
+            block.compile()
+    if mesh is not None:
+        shard(transformer, parts, running, mesh)
+
+
+def shard(transformer: nn.Module, blocks: list[nn.Module], running: Running, mesh: DeviceMesh) -> None:
+    """FSDP2 over a mesh: each block a unit, what stays in full precision one each, the rest the root."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    options: dict[str, Any] = {"mesh": mesh}
+    if running.offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    full = MixedPrecisionPolicy()
+    compute = full
+    if running.precision in COMPUTE:
+        # Inputs are left to autocast: timesteps and coordinates must not be rounded.
+        kinds = {"param_dtype": COMPUTE[running.precision], "reduce_dtype": torch.float32}
+        compute = MixedPrecisionPolicy(**kinds, cast_forward_inputs=False)
+        for module in full_precision_modules(transformer):
+            if any(True for _ in module.parameters()):
+                fully_shard(module, mp_policy=full, **options)
+    for block in blocks:
+        fully_shard(block, mp_policy=compute, **options)
+    fully_shard(transformer, mp_policy=compute, **options)
+
+
+def full_precision_modules(transformer: nn.Module) -> list[nn.Module]:
+    """What the model's authors keep in full precision: inputs, timesteps, output heads."""
+    names = getattr(transformer, "_keep_in_fp32_modules", None) or ()
+    return [module for name, module in transformer.named_children() if name in names]
+
+
+def keep_full(module: nn.Module) -> None:
+    """Have a module compute in full precision inside autocast."""
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(widened(value) for value in args), {name: widened(value) for name, value in kwargs.items()}
+
+    forward = module.forward
+
+    def without_autocast(*args: Any, **kwargs: Any) -> Any:
+        device = next((value.device.type for value in args if isinstance(value, Tensor)), "cpu")
+        with torch.autocast(device, enabled=False):
+            return forward(*args, **kwargs)
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    module.forward = without_autocast
+
+
+def widened(value: Any) -> Any:
+    """A tensor of a narrower floating type in full precision; anything else as it is."""
+    narrow = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return cast(Tensor, value).float() if narrow else value
+
+
+def shrink_frozen(transformer: nn.Module, dtype: torch.dtype) -> None:
+    """Keep weights that are not trained in a narrower type, but for those that compute in full precision."""
+    spared = {parameter for module in full_precision_modules(transformer) for parameter in module.parameters()}
+    for parameter in transformer.parameters():
+        if not parameter.requires_grad and parameter not in spared and parameter.dtype == torch.float32:
+            parameter.data = parameter.data.to(dtype)
+
+
+def use_fp8(transformer: nn.Module, blocks: str) -> None:
+    """Multiply in 8 bits in the blocks' linear layers; attention and everything else stays in bf16.
+
+    Raises:
+        RuntimeError: torchao is not installed, or the device has no 8-bit products.
+    """
+    try:
+        torchao = cast(Any, importlib.import_module("torchao.float8"))
+    except ImportError as error:
+        raise RuntimeError("precision fp8 needs torchao, which is not installed; install it or set bf16") from error
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        raise RuntimeError("precision fp8 needs an NVIDIA device of compute capability 8.9 or above; set bf16")
+    inside = re.compile(rf"{blocks}\..+")
+
+    def taken(module: nn.Module, name: str) -> bool:
+        sides = (getattr(module, "in_features", 1), getattr(module, "out_features", 1))
+        return inside.fullmatch(name) is not None and all(side % FP8_MULTIPLE == 0 for side in sides)
+
+    torchao.convert_to_float8_training(transformer, module_filter_fn=taken)
+
+
+def computing(running: Running, device: torch.device) -> AbstractContextManager[Any]:
+    """The context in which forward passes run."""
+    if running.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, COMPUTE[running.precision])
+
+
+def scaler_for(running: Running, device: torch.device) -> torch.amp.GradScaler | None:
+    """Keeps small gradients of fp16 above zero; the other precisions need none."""
+    return torch.amp.GradScaler(device.type) if running.precision == "fp16" else None
+
+
+def strategy_for(running: Running, world_size: int, timeout_s: float) -> Any:
+    """Lightning's strategy: `auto` for one process, which shares with nobody."""
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+
+    if world_size == 1:
+        return "auto"
+    timeout = timedelta(seconds=timeout_s)
+    if running.strategy == "ddp":
+        return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True)
+    return ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1, timeout=timeout)
+
+
+def set_gradient_sync(transformer: nn.Module, *, on: bool) -> None:
+    """Whether FSDP2 reduces gradients in the next backward pass; without FSDP2 nothing."""
+    if hasattr(transformer, "set_requires_gradient_sync"):
+        cast(Any, transformer).set_requires_gradient_sync(on)
+
+
+def gathered(module: SupervisedFineTuning) -> dict[str, Tensor]:
+    """What was trained, or its moving average, whole and on the CPU; all processes must call it, the first gets it."""
+    from models.state_tensors import plain
+
+    whole: dict[str, Tensor] = {}
+    for name, parameter in module.trained():
+        tensor = module.average.get(name, parameter).detach()
+        full = cast(Tensor, cast(Any, tensor).full_tensor()) if isinstance(tensor, DTensor) else tensor
+        if module.trainer.is_global_zero:
+            whole[plain(name)] = full.cpu()
+    return whole
