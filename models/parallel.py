@@ -42,7 +42,7 @@ def prepare(transformer: nn.Module, blocks: str, running: Running, *, mesh: Devi
     Raises:
         RuntimeError: the device cannot compute in the precision.
     """
-    named = cast("dict[str, nn.Module]", dict(transformer.named_modules()))
+    named: dict[str, nn.Module] = dict(cast(Any, transformer).named_modules())
     parts = [module for name, module in named.items() if re.fullmatch(blocks, name)]
     if running.precision == "fp8":
         use_fp8(transformer, blocks)
