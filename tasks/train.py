@@ -53,7 +53,7 @@ def run(config: Config, name: str) -> Path:
     """Train stage `name`; returns its checkpoint folder. A killed run continues exactly where it was.
 
     Raises:
-        ValueError: no such stage, or nothing to train on.
+        ValueError: no such stage, nothing to train on, or conditions of two transformers in one stage.
         RuntimeError: inputs are missing, or the loss is not finite.
     """
     if name not in config.stages:
@@ -61,17 +61,20 @@ def run(config: Config, name: str) -> Path:
     from data.latents import LatentStore
     from models import adapters
     from models.families import load_family
+    from models.families.partitions import partition_for, refuse_other
     from models.sft import SupervisedFineTuning
     from models.threads import use_one_thread
 
     use_one_thread()
     stage = config.stages[name]
     store = LatentStore(config.latents)
-    family = load_family(config.base)
+    partition = partition_for(config.base, [mode for mode, share in stage.conditions.items() if share > 0])
+    family = load_family(config.base, partition=partition)
     start = config.checkpoints / stage.start_from if stage.start_from else None
     if start is not None:
         if not (start / "transformer").is_dir():
             raise RuntimeError(f"no checkpoint in {start}; run `soundstage train {stage.start_from}` first")
+        refuse_other(start, partition)
         family.load_transformer(start / "transformer")
     if stage.method == "lora":
         adapters.add(family, stage.lora_rank, config.seed)
@@ -85,7 +88,7 @@ def run(config: Config, name: str) -> Path:
         "seed": config.seed,
         "latents": store.fingerprint,
         "curriculum_sha256": sha256(config.curriculum),
-        "start_sha256": sha256(start / "transformer" if start else config.base / "transformer"),
+        "start_sha256": sha256(start / "transformer" if start else config.base / partition),
     }
     fit(module, sampler, store, config.work / name, identity, config.accelerator, config.save_every, config.num_readers)
     write_checkpoint(config.checkpoints / name, family, module, identity)
@@ -170,7 +173,7 @@ def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning,
     with whole(folder) as temporary:
         temporary.mkdir()
         if settings.method == "lora":
-            facts = {"rank": str(settings.lora_rank), "alpha": str(settings.lora_rank), "partition": "transformer"}
+            facts = {"rank": str(settings.lora_rank), "alpha": str(settings.lora_rank)}
             adapters.save(family, temporary / "pytorch_lora_weights.safetensors", facts)
             adapters.merge(family)
         family.save_transformer(temporary / "transformer")
@@ -179,6 +182,7 @@ def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning,
         record = {
             **identity,
             "method": settings.method,
+            "partition": family.partition,
             "num_steps": settings.num_steps,
             "weights_sha256": sha256(temporary / "transformer"),
         }

@@ -44,11 +44,13 @@ class H3:
     text_side = r"(?:context_embedder|token_refiner)\..+"
     """The projection of the conditioner's states and the refiner behind it."""
 
-    def __init__(self, base: Path, *, device: str = "cpu") -> None:
-        self._base, self._device = base, device
+    def __init__(
+        self, base: Path, *, device: str = "cpu", partition: str = "transformer", weights: Path | None = None
+    ) -> None:
+        self._base, self._device, self.partition = base, device, partition
         self._encoders: Encoders | None = None
         self.grid = Grid.of(sketches(base))
-        self.transformer: torch.nn.Module = loaded(base / "transformer").to(device)
+        self.transformer: torch.nn.Module = loaded(weights or base / partition).to(device)
         self._schedulers = [
             cast(Any, MiniMaxH3Scheduler).from_pretrained(str(base), subfolder=name)
             for name in ("scheduler", "audio_scheduler")
