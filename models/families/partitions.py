@@ -20,9 +20,9 @@ REFERENCE_MODES: tuple[Mode, ...] = ("ref2va",)
 
 def partitions_of(base: Path) -> dict[str, tuple[Mode, ...]]:
     """The transformers of the model in `base`, by folder, and the modes that each serves; raises as `family_of`."""
-    known: dict[str, tuple[Mode, ...]] = {ORDINARY: MODES}
+    known = {ORDINARY: MODES}
     if family_of(base) == "h3" and (base / WITH_REFERENCES).is_dir():
-        others = tuple(mode for mode in MODES if mode not in REFERENCE_MODES)
+        others: tuple[Mode, ...] = tuple(mode for mode in MODES if mode not in REFERENCE_MODES)
         known = {ORDINARY: others, WITH_REFERENCES: REFERENCE_MODES}
     return {name: modes for name, modes in known.items() if (base / name).is_dir()}
 

@@ -16,8 +16,9 @@ from torch import Tensor
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Precisions that weights are trained from, by their names in files."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-HEADS = {b"GGUF": "a GGUF file, which is quantised", b"PK\x03\x04": "a pickle file", b"\x80": "a pickle file"}
-"""First bytes of what is no safetensors file, whatever it is called."""
+PICKLE = "a pickle file, which can run code when it is read"
+HEADS = {b"GGUF": "is a GGUF file, which is quantised", b"PK\x03\x04": f"is {PICKLE}", b"\x80": f"is {PICKLE}"}
+"""First bytes of what does not open, whatever it is called."""
 REMEDY = "use the whole model's .safetensors file in bf16 or fp32"
 MODULATION = re.compile(r"adaln|time_embed|norm_out\.linear|scale_shift")
 """What files are pruned of: the tables that turn timesteps into scales and shifts."""
@@ -38,7 +39,7 @@ class TensorFiles:
         self.paths = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
         if not self.paths:
             found = sorted(item.name for item in path.iterdir() if item.suffix in PICKLES)
-            why = f"; {found[0]} is a pickle file, which can run code when it is read" if found else ""
+            why = f"; {found[0]} is {PICKLE}" if found else ""
             raise ValueError(f"{path} holds no .safetensors file{why}; {REMEDY}")
         self.tensors: dict[str, tuple[str, Shape, int]] = {}
         """Precision, size and file of every tensor."""
@@ -51,7 +52,7 @@ class TensorFiles:
                 opened = cast(Any, safe_open)(file, framework="pt")
                 listed = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
             except (SafetensorError, OSError) as error:
-                raise ValueError(f"{file} {damage_of(file)} ({error}); {REMEDY}, fetched again") from error
+                raise ValueError(f"{file} {damage_of(file)}; {REMEDY}") from error
             self._opened.append(opened)
             self.metadata |= cast("dict[str, str] | None", opened.metadata()) or {}
             for name, part in listed.items():
@@ -84,21 +85,11 @@ def stamp(path: Path) -> tuple[int, int, int]:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Keep everything away that is no safetensors file.
-
-    Raises:
-        ValueError: there is no such file, or it is of another format, by name or by content.
-    """
+    """Raise ValueError where there is no such file, or its name is that of a pickle."""
     if not path.is_file():
         raise ValueError(f"weights {path}: there is no such file or folder")
-    with path.open("rb") as stream:
-        head = stream.read(4)
-    kind = next((said for magic, said in HEADS.items() if head.startswith(magic)), None)
     if path.suffix.lower() in PICKLES:
-        kind = "a pickle file"
-    if kind is not None:
-        why = ", which can run code when it is read" if "pickle" in kind else ""
-        raise ValueError(f"{path} is {kind}{why}; {REMEDY}")
+        raise ValueError(f"{path} is {PICKLE}; {REMEDY}")
 
 
 def damage_of(path: Path) -> str:
@@ -107,8 +98,10 @@ def damage_of(path: Path) -> str:
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         text = stream.read(length) if length <= MAX_HEADER_BYTES else b""
+        stream.seek(0)
+        head = stream.read(4)
     if not text.startswith(b"{"):
-        return "is no safetensors file"
+        return next((said for magic, said in HEADS.items() if head.startswith(magic)), "is no safetensors file")
     if len(text) < length:
         return f"is cut short: {size} bytes, and its header alone needs {8 + length}"
     try:
