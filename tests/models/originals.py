@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import safetensors.torch
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 H3_HEADS = 4
@@ -48,39 +48,45 @@ LTX2_NAMES = {
 
 def weights_in(folder: Path) -> dict[str, Tensor]:
     """All tensors of a diffusers folder."""
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+    return {
+        name: tensor
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, tensor in safetensors.torch.load_file(path).items()
+    }
 
 
 def original_h3(state: Mapping[str, Tensor], *, interleaved: bool = False) -> dict[str, Tensor]:
     """Fused q/k/v, gate before value, the names of the release, and a buffer that diffusers computes itself."""
     result: dict[str, Tensor] = {"rope.inv_freq": torch.ones(4)}
     for name, tensor in state.items():
-        if re.search(r"\.to_[kv]\.", name):
-            continue
-        if ".to_q." in name:
-            parts = [state[name.replace("to_q", side)] for side in ("to_q", "to_k", "to_v")]
-            if interleaved:
-                heads = [part.unflatten(0, (H3_HEADS, -1)) for part in parts]
-                tensor = torch.stack(heads, dim=1).flatten(0, 2)
-            else:
-                tensor = torch.cat(parts)
-            name = name.replace("to_q", "qkv_proj")
         if ".ff.net.0.proj." in name:
             value, gate = tensor.chunk(2)
-            tensor = torch.cat([gate, value])
-        for new, old in H3_NAMES.items():
-            name = name.replace(new, old)
-        start = next((new for new in H3_STARTS if name.startswith(new)), "")
-        result[H3_STARTS.get(start, "") + name.removeprefix(start)] = tensor.clone()
+            result[h3_name(name)] = torch.cat([gate, value])
+        elif ".to_q." in name:
+            parts = [state[name.replace("to_q", side)] for side in ("to_q", "to_k", "to_v")]
+            heads = torch.stack([part.unflatten(0, (H3_HEADS, -1)) for part in parts], dim=1).flatten(0, 2)
+            result[h3_name(name.replace("to_q", "qkv_proj"))] = heads if interleaved else torch.cat(parts)
+        elif not re.search(r"\.to_[kv]\.", name):
+            result[h3_name(name)] = tensor.clone()
     return result
+
+
+def h3_name(name: str) -> str:
+    """What the release calls a tensor."""
+    start = next((new for new in H3_STARTS if name.startswith(new)), "")
+    return H3_STARTS.get(start, "") + replaced(name.removeprefix(start), H3_NAMES)
 
 
 def original_ltx2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The names of the release, beside autoencoders and connectors as in the one published file."""
     result = {"vae.decoder.conv_in.weight": torch.ones(2), "vocoder.conv.weight": torch.ones(2)}
     result["model.diffusion_model.video_embeddings_connector.proj.weight"] = torch.ones(2)
-    for name, tensor in state.items():
-        for new, old in LTX2_NAMES.items():
-            name = name.replace(new, old)
-        result[f"model.diffusion_model.{name}"] = tensor.clone()
-    return result
+    named = {f"model.diffusion_model.{replaced(name, LTX2_NAMES)}": tensor.clone() for name, tensor in state.items()}
+    return result | named
+
+
+def replaced(name: str, names: Mapping[str, str]) -> str:
+    """A name with all of these parts renamed."""
+    for new, old in names.items():
+        name = name.replace(new, old)
+    return name

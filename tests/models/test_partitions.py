@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
-from safetensors.torch import load_file, save_file
 
 from data.conditions import MODES
 from data.records import ClipShape
@@ -120,7 +120,7 @@ def adapted(family: Family, path: Path) -> dict[str, torch.Tensor]:
         if "lora_B" in name:
             parameter.data.normal_(std=0.1)
     adapters.save(family, path, {"rank": "4", "alpha": "4"})
-    return load_file(path)
+    return safetensors.torch.load_file(path)
 
 
 def test_an_adapter_comes_back_bit_for_bit_and_changes_what_is_generated(twofold: Path, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_is_no_adapter_of_this_model_is_refused(
     path = tmp_path / "odd.safetensors"
     tensors = adapted(family, path)
     said = None if facts is None else {adapters.NAME: json.dumps({"partition": "transformer", **facts})}
-    save_file(tensors | change, path, cast(Any, said))
+    safetensors.torch.save_file(tensors | change, path, cast(Any, said))
     with pytest.raises(ValueError, match=words) as caught:
         adapters.load(load_family(base), path)
     assert "odd.safetensors" in str(caught.value)

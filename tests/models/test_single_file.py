@@ -9,11 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
+import safetensors.torch
 import torch
 from diffusers import LTX2VideoTransformer3DModel, MiniMaxH3Transformer3DModel
-from safetensors.torch import save_file
 from torch import Tensor
 
 from models import tiny_ltx2
@@ -40,7 +41,7 @@ def state(base: Path) -> State:
 def file(state: State, tmp_path: Path) -> Path:
     """An original H3 file."""
     path = tmp_path / "h3.safetensors"
-    save_file(original_h3(state), path)
+    safetensors.torch.save_file(original_h3(state), path)
     return path
 
 
@@ -49,7 +50,7 @@ def test_an_h3_file_converts_back_bit_for_bit_in_its_own_precision(
     base: Path, state: State, tmp_path: Path, kind: torch.dtype
 ) -> None:
     state = {name: tensor.to(kind) for name, tensor in state.items()}
-    save_file(original_h3(state), tmp_path / "h3.safetensors")
+    safetensors.torch.save_file(original_h3(state), tmp_path / "h3.safetensors")
     folder = converted(tmp_path / "h3.safetensors", base, tmp_path / "cache")
     assert same(weights_in(folder), state)
     record = json.loads((folder / RECORD).read_text())
@@ -67,9 +68,9 @@ def test_a_folder_of_released_shards_is_interleaved_and_a_merged_file_says_so(
     tensors = sorted(original_h3(state, interleaved=True).items())
     shards = tmp_path / "FL2VA"
     shards.mkdir()
-    save_file(dict(tensors[:20]), shards / "model-00001-of-00002.safetensors")
-    save_file(dict(tensors[20:]), shards / "model-00002-of-00002.safetensors")
-    save_file(dict(tensors), tmp_path / "merged.safetensors")
+    safetensors.torch.save_file(dict(tensors[:20]), shards / "model-00001-of-00002.safetensors")
+    safetensors.torch.save_file(dict(tensors[20:]), shards / "model-00002-of-00002.safetensors")
+    safetensors.torch.save_file(dict(tensors), tmp_path / "merged.safetensors")
     assert same(weights_in(weights_folder(shards, base, tmp_path / "cache")), state)
     merged = converted(tmp_path / "merged.safetensors", base, tmp_path / "cache", qkv_layout="interleaved")
     assert same(weights_in(merged), state)
@@ -88,14 +89,14 @@ def test_an_ltx2_file_with_all_parts_gives_its_transformer(tmp_path: Path, relea
     tiny_ltx2.build_transformer(release).save_pretrained(base / "transformer")
     (base / "model_index.json").write_text('{"_class_name": "LTX2Pipeline"}')
     state = weights_in(base / "transformer")
-    save_file(original_ltx2(state), tmp_path / "ltx2.safetensors")
+    safetensors.torch.save_file(original_ltx2(state), tmp_path / "ltx2.safetensors")
     folder = converted(tmp_path / "ltx2.safetensors", base, tmp_path / "cache")
     assert same(weights_in(folder), state)
     loaded = cast(Any, LTX2VideoTransformer3DModel).from_pretrained(folder)
     assert same(loaded.state_dict(), state)
     bare = {name.removeprefix("model.diffusion_model."): tensor for name, tensor in original_ltx2(state).items()}
     bare = {name: tensor for name, tensor in bare.items() if not name.startswith(("vae.", "vocoder."))}
-    save_file(bare, tmp_path / "bare.safetensors")
+    safetensors.torch.save_file(bare, tmp_path / "bare.safetensors")
     assert same(weights_in(converted(tmp_path / "bare.safetensors", base, tmp_path / "cache")), state)
 
 
@@ -126,7 +127,7 @@ def test_the_second_use_converts_nothing_and_other_content_or_sizes_have_another
     config = json.loads((other / "transformer" / "config.json").read_text())
     (other / "transformer" / "config.json").write_text(json.dumps({**config, "rope_theta": 5.0}))
     places = {converted(file, place, tmp_path / "cache") for place in (base, other)}
-    monkeypatch.setattr(single_file, "version", lambda _: "0.42.99")
+    monkeypatch.setattr(single_file, "version", Mock(return_value="0.42.99"))
     assert len({*places, folder, converted(file, base, tmp_path / "cache")}) == 4
 
 
@@ -155,7 +156,7 @@ def test_of_many_processes_one_converts(
 
     monkeypatch.setattr(single_file, "write", counted)
     with ThreadPoolExecutor(4) as pool:
-        places = set(pool.map(lambda _: converted(file, base, tmp_path / "cache"), range(4)))
+        places = {task.result() for task in [pool.submit(converted, file, base, tmp_path / "cache") for _ in range(4)]}
     assert len(calls) == len(places) == 1
 
 
@@ -177,9 +178,11 @@ def test_what_changes_while_it_is_read_is_not_kept(
 def test_what_does_not_read_back_is_not_kept(
     base: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    save = safetensors.torch.save_file
+
     def torn(tensors: State, path: Path, metadata: dict[str, str]) -> None:
         name = min(tensors)
-        save_file({**tensors, name: tensors[name] + 1}, path, metadata)
+        save({**tensors, name: tensors[name] + 1}, path, metadata)
 
     monkeypatch.setattr(single_file.safetensors.torch, "save_file", torn)
     with pytest.raises(RuntimeError, match="does not read back"):
@@ -252,7 +255,7 @@ REFUSED: dict[str, tuple[Callable[[State], State], str]] = {
 def test_what_cannot_be_trained_from_is_refused_by_name(base: Path, state: State, tmp_path: Path, kind: str) -> None:
     change, words = REFUSED[kind]
     path = tmp_path / "given.safetensors"
-    save_file(change(original_h3(state)), path)
+    safetensors.torch.save_file(change(original_h3(state)), path)
     with pytest.raises(ValueError, match=words) as caught:
         weights_folder(path, base, tmp_path / "cache")
     assert str(path) in str(caught.value)
