@@ -20,6 +20,19 @@ NEED_SOUND = ("a2v", "v2a")
 _VARIANT = re.compile(r"(?P<mode>[a-z0-9_]+?)(?:\.(?P<references>\d+))?(?P<silent>-uncaptioned)?")
 
 
+def mode_of(keyframes: tuple[str, ...], *, references: bool) -> Mode:
+    """The mode of a generation that is given these keyframes, or references.
+
+    Raises:
+        ValueError: both are given, which no mode takes.
+    """
+    if keyframes and references:
+        raise ValueError("keyframes and references cannot be given together")
+    if keyframes:
+        return cast(Mode, next(mode for mode, names in KEYFRAMES.items() if names == keyframes))
+    return "ref2va" if references else "t2va"
+
+
 class Variant(NamedTuple):
     """One way in which a clip is presented to the model, as encoded: `fl2va`, `ref2va.1`, `t2va-uncaptioned`."""
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from data.files import sha256
 from data.records import Clip, ClipShape, Frozen, Source
 
 Kind = Literal["image", "video", "audio"]
@@ -76,6 +77,24 @@ def given(clip: Clip, sources: Mapping[str, Source]) -> tuple[Pick, ...]:
     if not all(path in sources for path in clip.references):
         return ()
     return tuple(_of_file(sources[path]) for path in clip.references)
+
+
+def of_path(path: str) -> Pick:
+    """All of a reference file that was never ingested, measured as `ingest` does.
+
+    Raises:
+        Unreadable: it is no picture, video or sound that decodes.
+    """
+    from data.media import Unreadable, probe
+    from data.remote import local
+
+    file = local(path)
+    facts = probe(file)
+    if facts.get("error") is not None:
+        raise Unreadable(str(facts["error"]))
+    digest = sha256(file)
+    known = {"source_id": digest[:16], "sha256": digest, "path": path, "group": "", "use": "reference"}
+    return _of_file(Source.model_validate({**known, "size_bytes": file.stat().st_size, **facts}))
 
 
 def _of_file(source: Source) -> Pick:

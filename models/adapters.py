@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.families import Family
+from models.families.tensor_files import TensorFiles
 
 NAME, ASSISTANT = "soundstage", "assistant"
 METADATA = "lora_adapter_metadata"
@@ -62,11 +63,13 @@ def assist(family: Family, path: Path) -> None:
     transformer = cast(Any, family.transformer)
     trained = [parameter for parameter in family.transformer.parameters() if parameter.requires_grad]
     try:
-        transformer.load_lora_adapter(str(path), adapter_name=ASSISTANT, prefix="transformer")
+        transformer.load_lora_adapter(str(path), adapter_name=ASSISTANT, prefix=family.partition)
     except (OSError, ValueError, RuntimeError) as error:
         raise RuntimeError(f"guidance.adapter {path}: {str(error).splitlines()[0]}") from error
     if ASSISTANT not in transformer.peft_config:
-        raise RuntimeError(f"guidance.adapter {path} has nothing for this transformer: no key begins with transformer.")
+        raise RuntimeError(
+            f"guidance.adapter {path} has nothing for {family.partition}: no key begins with {family.partition}."
+        )
     transformer.set_adapters([name for name in (NAME, ASSISTANT) if name in transformer.peft_config])
     family.transformer.requires_grad_(requires_grad=False)
     for parameter in trained:
@@ -83,19 +86,59 @@ def dismiss(family: Family) -> None:
 
 
 def save(family: Family, path: Path, facts: Mapping[str, str]) -> None:
-    """Write the adapter alone, keys as diffusers reads them, with rank, alpha and `facts` in its header.
+    """Write the adapter alone, keys as diffusers reads them; its header has rank, alpha, its transformer and `facts`.
 
     The header tells diffusers' loaders the alpha; without it they take it for the rank.
     """
-    transformer = cast(Any, family.transformer)
+    transformer, partition = cast(Any, family.transformer), family.partition
     state: dict[str, Tensor] = peft.get_peft_model_state_dict(transformer, adapter_name=NAME)
-    tensors = {f"transformer.{key}": value.contiguous() for key, value in state.items()}
+    tensors = {f"{partition}.{key}": value.contiguous() for key, value in state.items()}
     config = transformer.peft_config[NAME]
-    modules = sorted({key.rpartition(".lora_")[0] for key in state})
-    settings = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": modules}
-    header = {f"transformer.{key}": value for key, value in settings.items()} | {NAME: dict(facts)}
+    settings = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": modules_of(state)}
+    own = {**facts, "rank": f"{config.r}", "alpha": f"{config.lora_alpha:g}", "partition": partition}
+    header = {f"{partition}.{key}": value for key, value in settings.items()} | {NAME: own}
     # Several keys would come in another order every time.
     safetensors.torch.save_file(tensors, path, metadata={METADATA: json.dumps(header, sort_keys=True)})
+
+
+def modules_of(state: Mapping[str, Tensor]) -> list[str]:
+    """Modules that have an adapter."""
+    return sorted({key.rpartition(".lora_")[0] for key in state})
+
+
+def load(family: Family, path: Path) -> None:
+    """Put an adapter that `save` wrote on the transformer, bit for bit.
+
+    Raises:
+        ValueError: the file is none of ours, or its adapter is of another transformer or does not fit this one.
+    """
+    files = TensorFiles(path)
+    try:
+        facts = cast(dict[str, str], json.loads(files.metadata[METADATA])[NAME])
+        found, rank, alpha = facts["partition"], int(facts["rank"]), float(facts["alpha"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} does not say which transformer its adapter is of; name one that `train` wrote"
+        ) from error
+    if found != family.partition:
+        raise ValueError(
+            f"adapter {path} was trained on {found}, and {family.partition} is loaded: it would fit, and spoil the"
+            f" result; name an adapter of {family.partition}"
+        )
+    state = {name.removeprefix(f"{found}."): files.read(name).clone() for name in files.tensors}
+    sizes = {name: tuple(tensor.shape) for name, tensor in family.transformer.named_parameters()}
+    for name, tensor in state.items():
+        module, _, side = name.removesuffix(".weight").rpartition(".lora_")
+        size = sizes.get(f"{module}.weight", ())
+        fits = {"A": (rank, *size[1:]), "B": (*size[:1], rank)}
+        if len(size) != 2 or tuple(tensor.shape) != fits.get(side):
+            raise ValueError(f"adapter {path}: {name} of size {tuple(tensor.shape)} does not fit this model")
+    transformer = cast(Any, family.transformer)
+    settings = {"r": rank, "lora_alpha": alpha, "target_modules": modules_of(state)}
+    transformer.load_lora_adapter(state, prefix=None, adapter_name=NAME, metadata=settings)
+    held = peft.get_peft_model_state_dict(transformer, adapter_name=NAME)
+    if held.keys() != state.keys() or not all(torch.equal(held[name].cpu(), state[name]) for name in state):
+        raise ValueError(f"adapter {path} does not fit this model: what was loaded is not what the file holds")
 
 
 def merge(family: Family) -> None:

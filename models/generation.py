@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from data.conditions import MODES, Mode
 from data.records import ClipShape
+from models import adapters
 from models.families import Family, Frames, Reference, Waveform, encode_condition, load_family
+from models.families.partitions import ORDINARY, partition_of, partitions_of, refuse_other
 
 
 class Generation(NamedTuple):
@@ -20,27 +23,56 @@ class Generation(NamedTuple):
 class Generator:
     """A base model, with or without a fine-tuned checkpoint, that generates clips of one shape."""
 
-    def __init__(self, family: Family, shape: ClipShape) -> None:
+    def __init__(self, family: Family, shape: ClipShape, modes: Sequence[Mode] = MODES) -> None:
         family.encoders.check(shape)
         family.transformer.eval()
         self._family = family
         self._shape = shape
+        self._modes = modes
 
     @classmethod
-    def load(cls, base: Path, checkpoint: Path | None, shape: ClipShape, *, device: str = "cpu") -> Generator:
+    def load(
+        cls,
+        base: Path,
+        checkpoint: Path | None,
+        shape: ClipShape,
+        *,
+        device: str = "cpu",
+        partition: str | None = None,
+        weights: Path | None = None,
+        adapter: Path | None = None,
+    ) -> Generator:
         """Load `base`, then the transformer of `checkpoint` (a folder that `train` wrote) over it.
+
+        Args:
+            base: A diffusers folder.
+            checkpoint: Folder that `train` wrote.
+            shape: Of every generation.
+            device: Torch device.
+            partition: Which of the model's transformers; default that of the checkpoint.
+            weights: A diffusers folder of the transformer's weights, instead of those in `base`.
+            adapter: File of an adapter that `train` wrote, put on top.
 
         Raises:
             RuntimeError: a folder holds no model.
-            ValueError: the shape is not on the family's grid.
+            ValueError: the shape is not on the family's grid, or checkpoint or adapter are of another transformer.
         """
-        family = load_family(base, device=device)
+        if partition is None:
+            partition = partition_of(checkpoint) if checkpoint else ORDINARY
+        if checkpoint is not None:
+            refuse_other(checkpoint, partition)
+        known = partitions_of(base)
+        if partition not in known:
+            raise RuntimeError(f"{base} has no {partition}, it has {', '.join(known) or 'none'}; change `base`")
+        family = load_family(base, device=device, partition=partition, weights=weights)
         if checkpoint is not None:
             folder = checkpoint / "transformer"
             if not folder.is_dir():
                 raise RuntimeError(f"no transformer in {checkpoint}; run `soundstage train` first")
             family.load_transformer(folder)
-        return cls(family, shape)
+        if adapter is not None:
+            adapters.load(family, adapter)
+        return cls(family, shape, known[partition])
 
     def generate(
         self,
@@ -64,6 +96,9 @@ class Generator:
         encoders, results = self._family.encoders, list[Generation]()
         for prompt, given in zip(prompts, ends, strict=True):
             condition = encode_condition(encoders, prompt, *given, self._shape)
+            if condition.mode not in self._modes:
+                said = ", ".join(self._modes)
+                raise ValueError(f"{self._family.partition} serves {said}; {condition.mode} needs another transformer")
             latents = self._family.generate(condition, self._shape, seed, num_inference_steps)
             results.append(Generation(*encoders.decode(*latents, self._shape)))
         return results

@@ -1,24 +1,31 @@
-"""Generate videos with their stereo sound, from text, a first frame, or a first and a last frame.
+"""Generate videos with their stereo sound, from text, a first or last frame or both, or ordered references.
 
 example: soundstage generate prompt="a pink box bounces in a teal pool and each bounce rings a warm chime"
 example: soundstage generate first_frame=start.png last_frame=end.png prompt="a cat lands" output=out
+example: soundstage generate last_frame=end.png prompt="a cat lands"
+example: soundstage generate references="[face.png, walk.mp4, voice.wav]" prompt="she walks and says hello"
+example: soundstage generate weights=minimax_h3_fl2va_bf16.safetensors checkpoint=null prompt="a cat lands"
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from tqdm import tqdm
 
+from data.conditions import Mode, mode_of
 from data.files import read_records, sha256, whole, write_text
 from data.records import Clip, ClipShape, Frozen
 
 if TYPE_CHECKING:
+    from data.references import Reference
     from models.families import Frames
+    from models.generation import Generation, Generator
 
 
 class Request(Frozen):
@@ -31,12 +38,13 @@ class Request(Frozen):
     first_frame: Path | None = None
     """Image that the video starts with."""
     last_frame: Path | None = None
-    """Image that it ends with; needs a first frame."""
+    """Image that it ends with."""
+    references: tuple[Path, ...] = ()
+    """Images, videos and sounds that it takes after, in an order that carries meaning; not with first or last frame."""
 
     @model_validator(mode="after")
-    def _last_needs_first(self) -> Request:
-        if self.last_frame is not None and self.first_frame is None:
-            raise ValueError("last_frame needs first_frame")
+    def _one_kind(self) -> Request:
+        refuse_both(self)
         return self
 
 
@@ -47,6 +55,16 @@ class Config(Frozen):
     """Base model, a diffusers folder."""
     checkpoint: Path | None = None
     """Checkpoint folder that `train` wrote; null generates with the base model."""
+    weights: Path | None = None
+    """Transformer weights instead of those in base: a diffusers folder, an original .safetensors file (converted on
+    first use) or a folder of its released shards; needs checkpoint=null."""
+    qkv_layout: Literal["stacked", "interleaved"] | None = None
+    """Row order of fused q/k/v in original MiniMax-H3 weights; null takes `stacked` for a file, as published ones are,
+    and `interleaved` for released shards. A file merged from the shards by hand is `interleaved`."""
+    converted: Path = Path("data/store/work/converted")
+    """Folder that converted weights are kept in."""
+    adapter: Path | None = None
+    """Adapter file (.safetensors) that `train` wrote, put on top of the transformer."""
     splits: Path
     """Splits of the corpus: without a prompt, prompts and keyframes come from its first held-out clips."""
     generations: Path
@@ -64,7 +82,9 @@ class Config(Frozen):
     first_frame: Path | None = None
     """Image that the video starts with."""
     last_frame: Path | None = None
-    """Image that it ends with; needs a first frame."""
+    """Image that it ends with."""
+    references: tuple[Path, ...] = ()
+    """Images, videos and sounds that it takes after, in an order that carries meaning; not with first or last frame."""
     output: Path | None = None
     """Folder for the result of `prompt`; default `data/store/work/generate`, so that a trial never touches a tracked folder."""
     accelerator: str = "cpu"
@@ -72,67 +92,129 @@ class Config(Frozen):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Config:
-        given = [name for name in ("first_frame", "last_frame", "output") if getattr(self, name) is not None]
+        given = [name for name in ("first_frame", "last_frame", "references", "output") if getattr(self, name)]
         if given and self.prompt is None:
             raise ValueError(f"{' and '.join(given)} without a prompt; set prompt too")
-        if self.last_frame is not None and self.first_frame is None:
-            raise ValueError("last_frame needs first_frame")
+        refuse_both(self)
+        if self.weights is not None and self.checkpoint is not None:
+            raise ValueError("weights and checkpoint both say which transformer; set checkpoint=null for the weights")
         return self
+
+
+def refuse_both(given: Request | Config) -> None:
+    """Raise ValueError where keyframes and references are given."""
+    if given.references and (given.first_frame or given.last_frame):
+        raise ValueError("first_frame or last_frame and references cannot be given together; leave one kind out")
 
 
 def run(config: Config) -> list[Path]:
     """Write one mp4 a request, with a `.json` beside it that says how it was made; returns the videos.
 
     Raises:
-        RuntimeError: no model, or no held-out clip to demonstrate on.
-        ValueError: an image cannot be read, or the shape is not on the family's grid.
+        RuntimeError: no model, no transformer for what is given, or no held-out clip to demonstrate on.
+        ValueError: a file that is given cannot be used, or the shape is not on the family's grid.
     """
     from data.media import write_mp4
-    from models.generation import Generator
     from models.threads import use_one_thread
 
     use_one_thread()
-    if config.prompt is None:
-        requests = demonstrations(config)
-        target = config.generations
-    else:
-        name = re.sub(r"\W+", "-", config.prompt)[:60].strip("-") or "generation"
-        keyframes = [None if path is None else read_image(path) for path in (config.first_frame, config.last_frame)]
-        requests = [
-            (
-                Request(name=name, prompt=config.prompt, first_frame=config.first_frame, last_frame=config.last_frame),
-                keyframes,
-            )
-        ]
-        target = config.output or Path("data/store/work/generate")
-    generator = Generator.load(config.base, config.checkpoint, config.shape, device=config.accelerator)
+    requests = demonstrations(config) if config.prompt is None else [asked(config, config.prompt)]
+    target = config.generations if config.prompt is None else config.output or Path("data/store/work/generate")
+    generator, transformer = loaded(config, [given.mode for _, given in requests])
+    facts: dict[str, object] = {"seed": config.seed, "num_inference_steps": config.num_inference_steps}
+    facts["weights_sha256"] = sha256(transformer)
+    if config.adapter is not None:
+        facts["adapter_sha256"] = sha256(config.adapter)
     made: list[str] = []
     with whole(target) as temporary:
         temporary.mkdir()
-        for request, (first, last) in tqdm(requests, desc="generate", unit="video", disable=None):
-            frames, waveform = generator.generate(
-                [request.prompt],
-                first=[fit(first, config.shape)],
-                last=[fit(last, config.shape)],
-                seed=config.seed,
-                num_inference_steps=config.num_inference_steps,
-            )[0]
+        for request, given in tqdm(requests, desc="generate", unit="video", disable=None):
+            frames, waveform = generated(generator, request, given, config)
             video = temporary / f"{request.name}.mp4"
             write_mp4(video, frames, waveform, config.shape.frame_rate, config.shape.sample_rate_hz)
-            record = {
-                "request": request.model_dump(mode="json"),
-                "seed": config.seed,
-                "num_inference_steps": config.num_inference_steps,
-                "weights_sha256": sha256(
-                    config.checkpoint / "transformer" if config.checkpoint else config.base / "transformer"
-                ),
-            }
+            said = request.model_dump(mode="json", exclude=None if request.references else {"references"})
+            record = {"request": said, **facts}
             write_text(video.with_suffix(".json"), json.dumps(record, indent=1, sort_keys=True) + "\n")
             made.append(video.name)
     return [target / name for name in made]
 
 
-def demonstrations(config: Config) -> list[tuple[Request, list[Frames | None]]]:
+def loaded(config: Config, modes: Sequence[Mode]) -> tuple[Generator, Path]:
+    """The generator that serves these modes, and the folder of its transformer.
+
+    Raises:
+        RuntimeError: no model, or no transformer for one of the modes.
+        ValueError: two transformers serve the modes, or checkpoint, weights or adapter are not of the one that does.
+    """
+    from models.families.partitions import partition_for
+    from models.families.single_file import weights_folder
+    from models.generation import Generator
+
+    partition, weights = partition_for(config.base, modes), None
+    if config.weights is not None:
+        weights = weights_folder(config.weights, config.base, config.converted, partition, config.qkv_layout)
+    generator = Generator.load(
+        config.base,
+        config.checkpoint,
+        config.shape,
+        device=config.accelerator,
+        partition=partition,
+        weights=weights,
+        adapter=config.adapter,
+    )
+    return generator, config.checkpoint / "transformer" if config.checkpoint else weights or config.base / partition
+
+
+class Given(NamedTuple):
+    """What a request names, read."""
+
+    first: Frames | None = None
+    last: Frames | None = None
+    references: Sequence[Reference] = ()
+
+    @property
+    def mode(self) -> Mode:
+        """Of conditioning."""
+        ends = {"first": self.first, "last": self.last}
+        names = tuple(name for name, frame in ends.items() if frame is not None)
+        return mode_of(names, references=bool(self.references))
+
+
+def asked(config: Config, prompt: str) -> tuple[Request, Given]:
+    """The request of the settings, and the files that it names.
+
+    Raises:
+        ValueError: a file cannot be read; the message names it.
+    """
+    name = re.sub(r"\W+", "-", prompt)[:60].strip("-") or "generation"
+    paths = {"first_frame": config.first_frame, "last_frame": config.last_frame, "references": config.references}
+    first, last = (None if path is None else read_image(path) for path in (config.first_frame, config.last_frame))
+    references = [read_reference(path, config.shape) for path in config.references]
+    return Request.model_validate({"name": name, "prompt": prompt, **paths}), Given(first, last, references)
+
+
+def generated(generator: Generator, request: Request, given: Given, config: Config) -> Generation:
+    """One generation.
+
+    Raises:
+        ValueError: the family does not take these references.
+    """
+    try:
+        return generator.generate(
+            [request.prompt],
+            first=[fit(given.first, config.shape)],
+            last=[fit(given.last, config.shape)],
+            references=[given.references],
+            seed=config.seed,
+            num_inference_steps=config.num_inference_steps,
+        )[0]
+    except ValueError as error:
+        if not request.references:
+            raise
+        raise ValueError(f"references {', '.join(map(str, request.references))}: {error}") from error
+
+
+def demonstrations(config: Config) -> list[tuple[Request, Given]]:
     """One request a mode on the first held-out clips, with keyframes from the real thing."""
     from data.clips import read
 
@@ -143,15 +225,12 @@ def demonstrations(config: Config) -> list[tuple[Request, list[Frames | None]]]:
     if not clips:
         raise RuntimeError(f"no clip in {config.splits / 'test.parquet'}; pass prompt=… or run `soundstage split`")
     chosen = [clips[index % len(clips)] for index in (0, 1, 2)]
-    result: list[tuple[Request, list[Frames | None]]] = []
+    result: list[tuple[Request, Given]] = []
     for clip, (name, num_keyframes) in zip(
         chosen, (("text", 0), ("first-frame", 1), ("first-and-last-frame", 2)), strict=True
     ):
         frames, _ = read(clip, config.shape)
-        ends: list[Frames | None] = [
-            frames[0] if num_keyframes > 0 else None,
-            frames[-1] if num_keyframes > 1 else None,
-        ]
+        ends = Given(frames[0] if num_keyframes > 0 else None, frames[-1] if num_keyframes > 1 else None)
         result.append((Request(name=name, prompt=clip.caption), ends))
     return result
 
@@ -170,6 +249,21 @@ def read_image(path: Path) -> Frames:
             return np.array(ImageOps.exif_transpose(image).convert("RGB"))
     except OSError as error:
         raise ValueError(f"keyframe {path}: not a readable image ({error})") from error
+
+
+def read_reference(path: Path, shape: ClipShape) -> Reference:
+    """A picture, video or sound file as a reference, at the rates of `shape` and as long as it at most.
+
+    Raises:
+        ValueError: the file is missing or does not decode.
+    """
+    from data.media import Unreadable
+    from data.references import of_path, read
+
+    try:
+        return read(of_path(str(path)), shape)
+    except (Unreadable, OSError) as error:
+        raise ValueError(f"reference {path}: {error}") from error
 
 
 def fit(frame: Frames | None, shape: ClipShape) -> Frames | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
+from data.conditions import Mode
 from data.files import remove, sha256, whole, write_text
 from data.stage import Stage
 from models.running import Running
@@ -66,7 +67,7 @@ def run(config: Config, name: str) -> Path:
     Out of memory, it goes on from the last state with half the micro-batch and the same global batch.
 
     Raises:
-        ValueError: no such stage, or nothing to train on.
+        ValueError: no such stage, nothing to train on, or conditions of two transformers in one stage.
         RuntimeError: inputs are missing, the loss is not finite, or one clip is too much for the device.
     """
     if name not in config.stages:
@@ -128,16 +129,20 @@ def family_of(config: Config, stage: Stage) -> Family:
     """The model that a stage starts from, with what it trains marked.
 
     Raises:
+        ValueError: it asks for conditions of two transformers.
         RuntimeError: there is no such model.
     """
     from models import adapters
     from models.families import load_family
+    from models.families.partitions import partition_for, refuse_other
 
-    family = load_family(config.base)
+    partition = partition_for(config.base, modes_of(stage))
+    family = load_family(config.base, partition=partition)
     if stage.start_from:
         start = config.checkpoints / stage.start_from
         if not (start / "transformer").is_dir():
             raise RuntimeError(f"no checkpoint in {start}; run `soundstage train {stage.start_from}` first")
+        refuse_other(start, partition)
         family.load_transformer(start / "transformer")
     if stage.method == "lora":
         options = {"alpha": stage.lora_alpha, "targets": stage.lora_targets, "modulation": stage.lora_modulation}
@@ -151,8 +156,11 @@ def family_of(config: Config, stage: Stage) -> Family:
 
 def identity(config: Config, name: str, store: LatentStore) -> dict[str, Any]:
     """What decides a stage's weights: states and checkpoints of another are of another run."""
+    from models.families.partitions import partition_for
+
     stage = config.stages[name]
-    start = config.checkpoints / stage.start_from if stage.start_from else config.base
+    partition = partition_for(config.base, modes_of(stage))
+    start = config.checkpoints / stage.start_from / "transformer" if stage.start_from else config.base / partition
     facts = {
         "stage": name,
         "settings": stage.model_dump(mode="json", exclude={"after"}),
@@ -160,11 +168,16 @@ def identity(config: Config, name: str, store: LatentStore) -> dict[str, Any]:
         "precision": config.precision,
         "latents": store.fingerprint,
         "curriculum_sha256": sha256(config.curriculum),
-        "start_sha256": sha256(start / "transformer"),
+        "start_sha256": sha256(start),
     }
     if stage.guidance.adapter is not None:
         facts["assistant_sha256"] = sha256(stage.guidance.adapter)
     return facts
+
+
+def modes_of(stage: Stage) -> list[Mode]:
+    """Conditioning modes that a stage draws."""
+    return [mode for mode, share in stage.conditions.items() if share > 0]
 
 
 def refuse_missing_text(module: SupervisedFineTuning, store: LatentStore, stage: Stage) -> None:
@@ -278,9 +291,7 @@ def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning,
     with whole(folder) as temporary:
         temporary.mkdir()
         if stage.method == "lora":
-            alpha = stage.lora_alpha or stage.lora_rank
-            about = {"rank": f"{stage.lora_rank}", "alpha": f"{alpha:g}", "partition": "transformer"}
-            adapters.save(family, temporary / "pytorch_lora_weights.safetensors", about)
+            adapters.save(family, temporary / "pytorch_lora_weights.safetensors", {})
             adapters.merge(family)
         family.save_transformer(temporary / "transformer")
         lines = [json.dumps(row, sort_keys=True) for row in module.curve]
@@ -288,6 +299,7 @@ def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning,
         record = {
             **facts,
             "method": stage.method,
+            "partition": family.partition,
             "num_steps": stage.num_steps,
             "weights_sha256": sha256(temporary / "transformer"),
         }

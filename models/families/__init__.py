@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data.conditions import Mode
+from data.conditions import Mode, mode_of
 from data.records import ClipShape
 from data.references import Reference
 from models.threads import quiet_libraries
@@ -177,6 +177,8 @@ class Family(Protocol):
     """One model family, loaded to train or generate."""
 
     name: str
+    partition: str
+    """Folder of the transformer in the model: the one of two that is loaded, where a model has two."""
     transformer: torch.nn.Module
     blocks: str
     """Regular expression of the repeated modules that are recomputed, sharded and compiled one by one."""
@@ -244,14 +246,7 @@ def encode_condition(
         ValueError: keyframes and references together, which no mode takes.
     """
     given = {name: frame for name, frame in (("first", first), ("last", last)) if frame is not None}
-    if given and references:
-        raise ValueError("keyframes and references cannot be given together")
-    keyed: dict[tuple[str, ...], Mode] = {
-        ("first",): "fl2va_first",
-        ("last",): "fl2va_last",
-        ("first", "last"): "fl2va",
-    }
-    mode: Mode = keyed[tuple(given)] if given else "ref2va" if references else "t2va"
+    mode = mode_of(tuple(given), references=bool(references))
     text = encoders.encode_text(mode, prompt, list(given.values()), references, shape)
     arrays = {f"text/{name}": array for name, array in text.items()}
     arrays |= {f"keyframe/{name}": encoders.encode_keyframe(frame) for name, frame in given.items()}
@@ -302,8 +297,16 @@ def load_encoders(base: Path, *, device: str = "cpu") -> Encoders:
     return LTX2Encoders(base, device=device)
 
 
-def load_family(base: Path, *, device: str = "cpu") -> Family:
+def load_family(
+    base: Path, *, device: str = "cpu", partition: str = "transformer", weights: Path | None = None
+) -> Family:
     """Load the model in `base` with its family's code; its encoders only when they are used.
+
+    Args:
+        base: A diffusers folder.
+        device: Torch device.
+        partition: Which of the model's transformers, see `models.families.partitions`.
+        weights: A diffusers folder of the transformer's weights, instead of those in `base`.
 
     Raises:
         RuntimeError: there is no model in `base`.
@@ -313,7 +316,7 @@ def load_family(base: Path, *, device: str = "cpu") -> Family:
     if family_of(base) == "h3":
         from models.families.h3 import H3
 
-        return H3(base, device=device)
+        return H3(base, device=device, partition=partition, weights=weights)
     raise ValueError(
         f"{base} holds a {class_of(base)}, which is encoded but not trained yet; training: MiniMaxH3ModularPipeline"
     )

@@ -49,11 +49,13 @@ class H3:
     guidance_scale = 4.0
     """Source: diffusion-pipe and DiffSynth-Studio, which train the released weights with it."""
 
-    def __init__(self, base: Path, *, device: str = "cpu") -> None:
-        self._base, self._encoders_device = base, device
+    def __init__(
+        self, base: Path, *, device: str = "cpu", partition: str = "transformer", weights: Path | None = None
+    ) -> None:
+        self._base, self._encoders_device, self.partition = base, device, partition
         self._encoders: Encoders | None = None
         self.grid = Grid.of(sketches(base))
-        self.transformer: torch.nn.Module = loaded(base / "transformer").to(device)
+        self.transformer: torch.nn.Module = loaded(weights or base / partition).to(device)
         self._schedulers = [
             cast(Any, MiniMaxH3Scheduler).from_pretrained(str(base), subfolder=name)
             for name in ("scheduler", "audio_scheduler")

@@ -132,6 +132,7 @@ def sketches(base: Path) -> dict[str, Any]:
     with torch.device("meta"):
         made = {name: kind.from_config(kind.load_config(str(base / name))) for name, kind in kinds.items()}
         kind, folder = cast(Any, MiniMaxH3Transformer3DModel), base / "transformer"
+        folder = folder if folder.is_dir() else base / "transformer_ref"  # both have one shape
         known = kind.load_config(str(folder)) if folder.is_dir() else dict[str, Any]()
         return {**made, "transformer": kind.from_config(known)}
 

@@ -99,9 +99,7 @@ def test_runs_killed_at_twenty_random_steps_end_as_undisturbed_ones(
     assert_same(killed_and_continued(base, store_folder, tmp_path / "killed", stage, [size], kills), undisturbed)
 
 
-def test_another_number_of_processes_continues_the_same_batches(
-    base: Path, store_folder: Path, tmp_path: Path
-) -> None:
+def test_another_number_of_processes_continues_the_same_batches(base: Path, store_folder: Path, tmp_path: Path) -> None:
     stage = stage_of(num_steps=12)
     undisturbed = trained(base, store_folder, tmp_path / "whole", stage, 1)
     changed = killed_and_continued(base, store_folder, tmp_path / "changed", stage, [2, 1, 2], [5, 9], double=True)

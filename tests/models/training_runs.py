@@ -26,7 +26,13 @@ from models.running import Running
 from models.sft import PLAIN, SupervisedFineTuning
 from tasks import train
 
-PRELOADED = ["models.sft", "models.families.h3", "models.saving", "torch.distributed.fsdp", "tests.models.training_runs"]
+PRELOADED = [
+    "models.sft",
+    "models.families.h3",
+    "models.saving",
+    "torch.distributed.fsdp",
+    "tests.models.training_runs",
+]
 
 
 def stage_of(**changes: Any) -> Stage:

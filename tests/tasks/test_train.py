@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from data.curriculum import Planned
 from data.files import sha256, write_records
 from data.latents import LatentStore
+from models.families.tensor_files import TensorFiles
 from tasks.train import Config, run
 
 EASY = {"conditions": {"t2va": 1.0}, "num_steps": 3, "batch_size": 2, "learning_rate": 0.003, "difficulty": [0.0, 0.5]}
@@ -54,6 +56,31 @@ def test_an_unknown_stage_is_refused_with_the_names_there_are(settings: dict[str
 def test_a_stage_whose_start_is_missing_says_what_to_run_first(settings: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match="soundstage train easy"):
         run(Config.model_validate(settings), "all")
+
+
+def test_each_transformer_of_two_has_stages_of_its_own(settings: dict[str, Any], tmp_path: Path) -> None:
+    base = shutil.copytree(settings["base"], tmp_path / "twofold")
+    shutil.copytree(base / "transformer", base / "transformer_ref")
+    (base / "transformer_ref" / "mark.txt").touch()
+    stages = {
+        "easy": {**EASY, "num_steps": 1},
+        "mixed": {**EASY, "conditions": {"t2va": 0.5, "ref2va": 0.5}},
+        "shown": {**EASY, "num_steps": 1, "conditions": {"ref2va": 1.0, "t2va": 0.0}, "method": "lora"},
+        "after": {**EASY, "conditions": {"ref2va": 1.0}, "start_from": "easy"},
+    }
+    config = Config.model_validate({**settings, "base": base, "stages": stages})
+    with pytest.raises(ValueError, match=r"t2va by transformer and ref2va by transformer_ref; make a stage"):
+        run(config, "mixed")
+    records = {name: json.loads((run(config, name) / "checkpoint.json").read_text()) for name in ("easy", "shown")}
+    assert {name: record["partition"] for name, record in records.items()} == {
+        "easy": "transformer",
+        "shown": "transformer_ref",
+    }
+    assert records["shown"]["start_sha256"] == sha256(base / "transformer_ref") != sha256(base / "transformer")
+    adapter = TensorFiles(config.checkpoints / "shown" / "pytorch_lora_weights.safetensors")
+    assert json.loads(adapter.metadata["soundstage"])["partition"] == "transformer_ref"
+    with pytest.raises(ValueError, match=r"easy was trained from transformer, and transformer_ref is what"):
+        run(config, "after")
 
 
 def test_a_stage_continues_the_one_before_and_repeats_to_the_byte(settings: dict[str, Any], tmp_path: Path) -> None:
