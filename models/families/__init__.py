@@ -21,7 +21,6 @@ from torch import Tensor
 from data.conditions import Mode
 from data.records import ClipShape
 from data.references import Reference
-from models.flow_matching import Draw
 from models.threads import quiet_libraries
 
 Frames = NDArray[np.uint8]
@@ -51,17 +50,26 @@ class Batch(NamedTuple):
     """As `Condition.arrays`, with a batch axis in front."""
     frame_rate: int
     """Of the picture, as encoded: coordinates in seconds are derived from it and nothing else."""
+    uncaptioned: Arrays = {}  # noqa: RUF012 # a NamedTuple's default, never written to
+    """The conditions of the same clips without their captions, where the objective asks for them."""
 
 
-class Losses(NamedTuple):
-    """Mean squared velocity error of one batch, per clip."""
+class Noisy(NamedTuple):
+    """A batch on the straight path from data to noise. What is given whole lies at noise level 0: it is the data."""
 
-    video_B: Tensor
-    """Zero where the picture is given."""
-    audio_B: Tensor
-    """Zero for clips without sound, and where the sound is given."""
+    video_BCFHW: Tensor
+    audio_BSCT: Tensor
     sigma_video: float
     sigma_audio: float
+    seeds_B: tuple[int, ...]
+    """Decide the noise that conditions are held at, where a family adds any: one a clip."""
+
+
+class Velocities(NamedTuple):
+    """What the transformer predicts for every latent, from noise towards data; for given ones it means nothing."""
+
+    video_BCFHW: Tensor
+    audio_BSCT: Tensor
 
 
 Posterior = Literal["mode", "sample"]
@@ -170,18 +178,41 @@ class Family(Protocol):
 
     name: str
     transformer: torch.nn.Module
+    blocks: str
+    """Regular expression of the repeated modules that are recomputed, sharded and compiled one by one."""
     lora_targets: str
     """Regular expression of the modules an adapter is put on."""
+    modulation_targets: str
+    """Regular expression of what turns timesteps into scales and shifts (AdaLN), for adapters that go there too."""
     text_side: str
     """Regular expression of the parameters that take the text in, for stages that freeze them."""
+    shared_draw: bool
+    """Whether one draw decides the noise levels of picture and sound both, as published."""
+    guidance_scale: float
+    """Of the guidance that the released weights were distilled with; 1 where there was none."""
 
     @property
     def encoders(self) -> Encoders:
         """Loaded when first used: training from a latent store never does."""
         ...
 
-    def losses(self, batch: Batch, draw: Draw) -> Losses:
-        """One forward pass of the training objective."""
+    def sigmas(self, u_video: float, u_audio: float, batch: Batch) -> tuple[float, float]:
+        """Noise levels of picture and sound at two positions in [0, 1] of the published training distributions.
+
+        They are the distributions' inverse cumulative functions: uniform positions give published draws.
+        """
+        ...
+
+    def num_given_frames(self, mode: Mode) -> int:
+        """Leading latent frames that the mode puts in place clean; they carry no loss."""
+        ...
+
+    def velocities(self, batch: Batch, noisy: Noisy) -> Velocities:
+        """One forward pass. Tensors lie on the transformer's device; results have the type of the noisy latents.
+
+        Raises:
+            ValueError: the clips of the batch differ in layout.
+        """
         ...
 
     def generate(
