@@ -191,3 +191,76 @@ def test_a_step_equals_one_written_by_hand_in_loss_and_all_gradients(
     for stream in ("", "audio_"):  # given whole, a stream is still looked at by the other
         assert told[f"transformer_blocks.0.{stream}ff.net.2.weight"] > 0
         assert told[f"{stream}proj_in.weight"] > 0
+
+
+# -- generation --------------------------------------------------------------------------------------------------------
+
+STEPS, SEED = 3, 11
+
+
+def stock(pipe: Any, kind: Any, **given: Any) -> tuple[Tensor, Tensor]:
+    """Normalised latents that a stock pipeline ends with, without guidance, as tokens of the clip alone."""
+    chosen = kind(**{name: part for name, part in pipe.components.items() if name in parts_of(kind)})
+    chosen.set_progress_bar_config(disable=True)
+    chosen._callback_tensor_inputs = ["latents", "audio_latents"]
+    seen: dict[str, Tensor] = {}
+    chosen(
+        prompt=CAPTION, height=64, width=96, num_frames=17, frame_rate=24.0, num_inference_steps=STEPS,
+        guidance_scale=1.0, stg_scale=0.0, modality_scale=1.0, guidance_rescale=0.0, audio_guidance_scale=1.0,
+        audio_stg_scale=0.0, audio_modality_scale=1.0, audio_guidance_rescale=0.0,
+        use_cross_timestep=pipe.connectors.config.per_modality_projections, max_sequence_length=128,
+        generator=torch.Generator().manual_seed(SEED), output_type="latent",
+        callback_on_step_end=lambda *told: seen.update(told[3]) or {},
+        callback_on_step_end_tensor_inputs=["latents", "audio_latents"], **given,
+    )  # fmt: skip
+    return seen["latents"][:, :18], seen["audio_latents"]
+
+
+def parts_of(kind: Any) -> set[str]:
+    return set(kind._get_signature_types())
+
+
+def assert_equal_to_the_bit(made: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
+    assert made[0].isfinite().all()
+    assert torch.equal(packed(made[0][None]), wanted[0])
+    assert torch.equal(made[1].transpose(1, 2), wanted[1])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_generation_from_text_equals_the_stock_pipeline(
+    families: dict[str, LTX2], pipes: dict[str, Any], version: str
+) -> None:
+    family = families[version]
+    made = family.generate(encode_condition(family.encoders, CAPTION), SHAPE, SEED, STEPS)
+    assert_equal_to_the_bit(made, stock(pipes[version], LTX2Pipeline))
+
+
+@pytest.mark.parametrize("mode", [*KEYFRAMES, "numbered"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_generation_from_keyframes_equals_the_stock_pipeline(
+    families: dict[str, LTX2], pipes: dict[str, Any], frames_FHWC: np.ndarray, version: str, mode: str
+) -> None:
+    family, ends = families[version], {"first": (0, 0), "last": (16, -1), "1": (5, 1)}
+    names = KEYFRAMES[cast(Mode, mode)] if mode in KEYFRAMES else ("first", "1", "last")
+    asked = [LTX2VideoCondition(Image.fromarray(frames_FHWC[ends[name][0]]), ends[name][1]) for name in names]
+    ours = {name: frames_FHWC[ends[name][0]] for name in names if name != "1"}
+    condition = encode_condition(family.encoders, CAPTION, **ours)
+    if "1" in names:
+        condition.arrays["keyframe/1"] = family.encoders.encode_keyframe(frames_FHWC[5])
+    made = family.generate(condition, SHAPE, SEED, STEPS)
+    assert_equal_to_the_bit(made, stock(pipes[version], LTX2ConditionPipeline, conditions=asked))
+    if "first" in names:
+        assert torch.equal(made[0][:, 0], condition.arrays["keyframe/first"])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_generation_from_references_equals_the_stock_pipeline(
+    families: dict[str, LTX2], pipes: dict[str, Any], frames_FHWC: np.ndarray, version: str
+) -> None:
+    family = families[version]
+    references = [Reference("video", frames_FHWC[:9]), Reference("image", frames_FHWC[12:13])]
+    frames = [[Image.fromarray(frame) for frame in cast(Any, item.frames_FHWC)] for item in references]
+    asked = [LTX2ReferenceCondition(item) for item in frames]
+    condition = encode_condition(family.encoders, CAPTION, references=references, shape=SHAPE)
+    made = family.generate(condition, SHAPE, SEED, STEPS)
+    assert_equal_to_the_bit(made, stock(pipes[version], LTX2InContextPipeline, reference_conditions=asked))
