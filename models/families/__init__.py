@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     """As `Condition.arrays`, with a batch axis in front."""
     frame_rate: int
     """Of the picture, as encoded: coordinates in seconds are derived from it and nothing else."""
-    uncaptioned: Arrays = {}  # noqa: RUF012 # a NamedTuple's default, never written to
+    uncaptioned: Arrays = {}  # a NamedTuple's default, never written to
     """The conditions of the same clips without their captions, where the objective asks for them."""
 
 

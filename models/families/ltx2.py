@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, LTX2VideoTransformer3DModel
-from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift
+from diffusers.pipelines.ltx2 import pipeline_ltx2
 from einops import rearrange
 from torch import Tensor
 
@@ -28,7 +28,6 @@ from data.conditions import KEYFRAMES, NEED_SOUND, Mode
 from data.records import ClipShape
 from models.families import Arrays, Batch, Condition, Encoders, Noisy, Velocities, forget_place
 from models.families.ltx2_encoders import LTX2Encoders, load_part, text_streams
-from models.families.ltx2_layout import Grid
 
 TIMESTEPS = 1000
 """The network is told the noise level times this."""
@@ -77,14 +76,15 @@ class LTX2:
 
     def __init__(self, base: Path, *, device: str = "cpu") -> None:
         self._base, self._device = base, device
-        self.grid = Grid.of(base)
+        self._encoders = LTX2Encoders(base, device=device)
+        self.grid = self._encoders.grid
         self.transformer: torch.nn.Module = loaded(base / "transformer").to(device)
         self._scheduler = cast(Any, FlowMatchEulerDiscreteScheduler).from_pretrained(str(base), subfolder="scheduler")
 
-    @cached_property
+    @property
     def encoders(self) -> Encoders:
         """Autoencoders and text side; each part is loaded when first used."""
-        return LTX2Encoders(self._base, device=self._device)
+        return self._encoders
 
     @cached_property
     def _connectors(self) -> Any:
@@ -265,7 +265,8 @@ class LTX2:
         """The stock scheduler at its start, shifted by the tokens of the picture's stream."""
         scheduler, config = copy.deepcopy(self._scheduler), self._scheduler.config
         named = ("base_image_seq_len", 1024), ("max_image_seq_len", 4096), ("base_shift", 0.95), ("max_shift", 2.05)
-        mu = calculate_shift(num_tokens, *(config.get(name, default) for name, default in named))
+        shift = cast(Any, pipeline_ltx2).calculate_shift
+        mu = shift(num_tokens, *(config.get(name, default) for name, default in named))
         levels = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
         scheduler.set_timesteps(sigmas=levels, mu=mu, device=self._device)
         scheduler.set_begin_index(0)
@@ -328,14 +329,14 @@ def sigma_at(u: float, num_tokens: int) -> float:
     sigmoid, stretched to [0, 1] with its lowest half percent folded back and its highest 0.1 percent at 1; a tenth of
     all draws is uniform. Source: `ShiftedLogitNormalTimestepSampler` of Lightricks/LTX-2's ltx-trainer at 400fd31.
     """
-    mean = calculate_shift(min(num_tokens, 4096), 1024, 4096, 0.95, 2.05)
+    mean = 0.95 + (2.05 - 0.95) * (min(num_tokens, 4096) - 1024) / (4096 - 1024)
     low, high = (1 / (1 + exp(-mean - place)) for place in STRETCH)
     normal = NormalDist(mean)
 
     def below(sigma: float) -> float:
         """Share of the sigmoid's draws below a stretched noise level."""
         raw = low + sigma * (high - low)
-        return normal.cdf(log(raw / (1 - raw))) if 0 < raw else 0.0
+        return normal.cdf(log(raw / (1 - raw))) if raw > 0 else 0.0
 
     def share(place: int) -> float:
         """Share of all draws up to a noise level, in parts of 2^30."""
