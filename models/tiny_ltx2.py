@@ -48,7 +48,7 @@ def build(seed: int, version: Version = "2.3") -> dict[str, Any]:
         "audio_vae": build_sound_autoencoder(),
         "vocoder": build_vocoder(version),
         "transformer": build_transformer(version),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "scheduler": build_scheduler(),
     }
 
 
@@ -57,6 +57,18 @@ def save(parts: dict[str, Any], folder: Path) -> None:
     LTX2Pipeline(**parts).save_pretrained(folder)
     for name in parts:
         forget_place(folder / name)
+
+
+def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
+    """The released schedule: shifted by the number of tokens, its last step from a noise level of 0.1."""
+    return FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True,
+        base_shift=0.95,
+        max_shift=2.05,
+        base_image_seq_len=1024,
+        max_image_seq_len=4096,
+        shift_terminal=0.1,
+    )
 
 
 def build_tokenizer() -> GemmaTokenizer:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Field
 
@@ -37,6 +37,14 @@ class Config(Running):
     """Decides every batch, noise draw and adapter initialisation."""
     base: Path
     """Model that the first stage starts from, a diffusers folder."""
+    weights: Path | None = None
+    """Transformer weights instead of those in base: a diffusers folder, an original .safetensors file (converted on
+    first use) or a folder of its released shards."""
+    qkv_layout: Literal["stacked", "interleaved"] | None = None
+    """Row order of fused q/k/v in original MiniMax-H3 weights; null takes `stacked` for a file, as published ones are,
+    and `interleaved` for released shards."""
+    converted: Path = Path("data/store/work/converted")
+    """Folder that converted weights are kept in."""
     latents: Path
     """Latent store that `encode` wrote."""
     curriculum: Path
@@ -96,12 +104,13 @@ def train(config: Config, name: str) -> Path:
     from models.sft import SupervisedFineTuning
 
     stage, store = config.stages[name], LatentStore(config.latents)
-    family = family_of(config, stage)
+    start = start_of(config, stage)
+    family = family_of(config, stage, start)
     sampler = sampler_of(config.curriculum, store, stage, config.seed)
     running = Running(**{key: getattr(config, key) for key in Running.model_fields})
     module = SupervisedFineTuning(family, stage, config.seed, running, compiled=config.compile_blocks)
     refuse_missing_text(module, store, stage)
-    facts = identity(config, name, store)
+    facts = identity(config, name, store, start)
     fit(
         module,
         sampler,
@@ -116,7 +125,7 @@ def train(config: Config, name: str) -> Path:
     )
     trained = parallel.gathered(module)
     if module.trainer.is_global_zero:
-        family = family_of(config, stage)
+        family = family_of(config, stage, start)
         family.transformer.load_state_dict(trained, strict=False)
         write_checkpoint(config.checkpoints / name, family, module, facts)
         remove(config.work / name)
@@ -125,25 +134,35 @@ def train(config: Config, name: str) -> Path:
     return config.checkpoints / name
 
 
-def family_of(config: Config, stage: Stage) -> Family:
-    """The model that a stage starts from, with what it trains marked.
+def start_of(config: Config, stage: Stage) -> Path:
+    """Folder of the transformer weights that a stage begins with, in the layout of diffusers.
 
     Raises:
-        ValueError: it asks for conditions of two transformers.
-        RuntimeError: there is no such model.
+        ValueError: the stage asks for conditions of two transformers, or continues one of the other.
+        RuntimeError: the weights are not there, or the file is not what can be converted.
     """
-    from models import adapters
-    from models.families import load_family
     from models.families.partitions import partition_for, refuse_other
+    from models.families.single_file import weights_folder
 
     partition = partition_for(config.base, modes_of(stage))
-    family = load_family(config.base, partition=partition)
-    if stage.start_from:
-        start = config.checkpoints / stage.start_from
-        if not (start / "transformer").is_dir():
-            raise RuntimeError(f"no checkpoint in {start}; run `soundstage train {stage.start_from}` first")
-        refuse_other(start, partition)
-        family.load_transformer(start / "transformer")
+    if stage.start_from is None and config.weights is None:
+        return config.base / partition
+    if stage.start_from is None:
+        return weights_folder(cast(Path, config.weights), config.base, config.converted, partition, config.qkv_layout)
+    start = config.checkpoints / stage.start_from
+    if not (start / "transformer").is_dir():
+        raise RuntimeError(f"no checkpoint in {start}; run `soundstage train {stage.start_from}` first")
+    refuse_other(start, partition)
+    return start / "transformer"
+
+
+def family_of(config: Config, stage: Stage, start: Path) -> Family:
+    """The model with the weights in `start`, and what the stage trains marked."""
+    from models import adapters
+    from models.families import load_family
+    from models.families.partitions import partition_for
+
+    family = load_family(config.base, partition=partition_for(config.base, modes_of(stage)), weights=start)
     if stage.method == "lora":
         options = {"alpha": stage.lora_alpha, "targets": stage.lora_targets, "modulation": stage.lora_modulation}
         adapters.add(family, stage.lora_rank, config.seed, **cast(Any, options))
@@ -154,13 +173,9 @@ def family_of(config: Config, stage: Stage) -> Family:
     return family
 
 
-def identity(config: Config, name: str, store: LatentStore) -> dict[str, Any]:
+def identity(config: Config, name: str, store: LatentStore, start: Path) -> dict[str, Any]:
     """What decides a stage's weights: states and checkpoints of another are of another run."""
-    from models.families.partitions import partition_for
-
     stage = config.stages[name]
-    partition = partition_for(config.base, modes_of(stage))
-    start = config.checkpoints / stage.start_from / "transformer" if stage.start_from else config.base / partition
     facts = {
         "stage": name,
         "settings": stage.model_dump(mode="json", exclude={"after"}),

@@ -310,16 +310,16 @@ def load_family(
 
     Raises:
         RuntimeError: there is no model in `base`.
-        ValueError: the model belongs to no family that trains here.
+        ValueError: the model belongs to no known family.
     """
     quiet_libraries()
     if family_of(base) == "h3":
         from models.families.h3 import H3
 
         return H3(base, device=device, partition=partition, weights=weights)
-    raise ValueError(
-        f"{base} holds a {class_of(base)}, which is encoded but not trained yet; training: MiniMaxH3ModularPipeline"
-    )
+    from models.families.ltx2 import LTX2
+
+    return LTX2(base, device=device, partition=partition, weights=weights)
 
 
 def forget_place(folder: Path) -> None:

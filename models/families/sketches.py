@@ -166,11 +166,6 @@ class LTX2Sketch(_OfConfiguration):
     """LTX-2: a stream of picture and one of sound, text attended to from the side."""
 
     name = "ltx2"
-    lora_targets = (
-        r"transformer_blocks\.\d+\.(?:\w*attn\d?\.(?:to_q|to_k|to_v|to_out\.0)|(?:audio_)?ff\.net\.(?:0\.proj|2))"
-    )
-    """Attention, across the streams too, and feed-forward of both."""
-    text_side = r"(?:audio_)?(?:caption_projection|prompt_adaln)\..+"
     groups: Mapping[str, str] = {
         "attention": r"transformer_blocks\.\d+\.\w*attn\d?\.",
         "feed-forward": r"transformer_blocks\.\d+\.(?:audio_)?ff\.",
@@ -184,8 +179,10 @@ class LTX2Sketch(_OfConfiguration):
     def __init__(self, base: Path) -> None:
         from diffusers import LTX2VideoTransformer3DModel
 
+        from models.families.ltx2 import LTX2
         from models.families.ltx2_layout import Grid
 
+        self.lora_targets, self.text_side = LTX2.lora_targets, LTX2.text_side
         kind = cast(Any, LTX2VideoTransformer3DModel)
         with torch.device("meta"):
             known = kind.from_config(kind.load_config(str(base / "transformer"))).config

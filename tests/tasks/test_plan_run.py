@@ -103,7 +103,7 @@ def test_a_size_can_be_asked_for_without_any_latents(config: Config, tmp_path: P
     assert "latents" not in found["disk_bytes"]
 
 
-def test_ltx2_is_planned_though_it_cannot_be_trained_yet(config: Config, tmp_path: Path) -> None:
+def test_ltx2_is_planned_by_its_size_where_the_latents_are_of_h3(config: Config, tmp_path: Path) -> None:
     base = tmp_path / "ltx2"
     tiny_ltx2.save(tiny_ltx2.build(3), base)
     other = {"base": base, "height": 64, "width": 96, "duration_s": 1.0, "guidance": "drift", "ema": True}
