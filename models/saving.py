@@ -131,3 +131,8 @@ class Saving(lightning.Callback):
         """Wait for what is being written."""
         if self._states is not None and self.preempted_at is None:
             self._states.finish()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002 # Lightning's signature
+        """Wait a little for what is being written: who goes on in this process must not find it half there."""
+        if self._states is not None and self.preempted_at is None:
+            self._states.close(CLOSE_S)
