@@ -27,8 +27,8 @@ class Curve:
         self._path = path
         self._written = 0
 
-    def cut(self, step: int) -> list[Row]:
-        """Keep the rows of the steps before `step`, and give them.
+    def cut(self, step: int, num_rows: int) -> list[Row]:
+        """Keep the `num_rows` rows of the steps before `step`, and give them.
 
         Raises:
             RuntimeError: some are missing.
@@ -45,7 +45,7 @@ class Curve:
                 break
             rows.append(row)
             size += len(line.encode())
-        if {int(row["step"]) for row in rows} != set(range(step)):
+        if len(rows) != num_rows:
             raise RuntimeError(f"{self._path} lacks steps before {step}; remove {self._path.parent} to begin anew")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
@@ -97,7 +97,7 @@ class Saving(lightning.Callback):
             self._restore(trainer, module, state)
         first = state.step if state is not None else 0
         if trainer.is_global_zero:
-            module.curve = self._curve.cut(first)
+            module.curve = self._curve.cut(first, state.facts["num_rows"] if state is not None else 0)
         trainer.datamodule.first_step = first
 
     def _restore(self, trainer: Any, module: SupervisedFineTuning, state: State) -> None:
@@ -122,7 +122,8 @@ class Saving(lightning.Callback):
         assert self._states is not None
         if trainer.is_global_zero:
             self._curve.write(module.curve, flush=True)
-        facts = {"scaler": module.scaler.state_dict() if module.scaler else None}
+        scaler = module.scaler.state_dict() if module.scaler else None
+        facts = {"scaler": scaler, "num_rows": len(module.curve)}
         tensors = tensors_of(module.transformer, trainer.optimizers[0], module.average)
         self._states.save(step, tensors, facts)
 
@@ -130,3 +131,8 @@ class Saving(lightning.Callback):
         """Wait for what is being written."""
         if self._states is not None and self.preempted_at is None:
             self._states.finish()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002 # Lightning's signature
+        """Wait a little for what is being written: who goes on in this process must not find it half there."""
+        if self._states is not None and self.preempted_at is None:
+            self._states.close(CLOSE_S)

@@ -86,7 +86,11 @@ class SupervisedFineTuning(lightning.LightningModule):
             parallel.prepare(transformer, self._family.blocks, self.running, mesh=mesh, compiled=self._compiled)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW over what is trainable, by default without weight decay, as the field tunes H3."""
+        """AdamW over what is trainable, by default without weight decay, as the field tunes H3.
+
+        Made with it, before a state is restored: the scaler, which has to know the device, and the moving average.
+        """
+        self.scaler = parallel.scaler_for(self.running, self.device)
         settings: dict[str, Any] = {
             "lr": self.stage.learning_rate,
             "betas": (0.9, 0.95),
@@ -102,10 +106,6 @@ class SupervisedFineTuning(lightning.LightningModule):
     def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
         """What is trained, by name."""
         return [(name, item) for name, item in self.transformer.named_parameters() if item.requires_grad]
-
-    def on_fit_start(self) -> None:
-        """Make what needs to know the device."""
-        self.scaler = parallel.scaler_for(self.running, self.device)
 
     def training_step(self, item: Item, batch_idx: int) -> dict[str, Any]:  # noqa: ARG002 # Lightning's signature
         """One update: gradients of every forward pass, clipped, then the optimiser; returns what watchers see.

@@ -196,19 +196,20 @@ def modes_of(stage: Stage) -> list[Mode]:
 
 
 def refuse_missing_text(module: SupervisedFineTuning, store: LatentStore, stage: Stage) -> None:
-    """See that clips have the text without caption that the objective asks for.
+    """See that clips have the text without caption that the objective asks for, in every mode of the stage.
 
     Raises:
         ValueError: they do not.
     """
-    if not module.needs_bare or not len(store.index):
-        return
-    held = {variant for place in (0, len(store.index) - 1) for variant in store.index.row(place).variants}
-    if not any(variant.endswith("-uncaptioned") for variant in held):
-        raise ValueError(
-            f"guidance.form {stage.guidance.form} needs every clip's text without its caption too, which {store.folder}"
-            " does not hold; set encode.uncaptioned to true, or guidance.form to drift or none"
-        )
+    from data.conditions import Variant
+
+    modes = [mode for mode, share in stage.conditions.items() if share > 0 and module.needs_bare]
+    for bare in [str(Variant(mode, captioned=False)) for mode in modes]:
+        if bare not in store.text_of:
+            raise ValueError(
+                f"guidance.form {stage.guidance.form} needs every clip's text without its caption too, and"
+                f" {store.folder} does not hold {bare}; set encode.uncaptioned to true, or guidance.form to drift or none"
+            )
 
 
 def sampler_of(curriculum: Path, store: LatentStore, stage: Stage, seed: int) -> Sampler:

@@ -15,8 +15,8 @@ from data.latent_index import LatentRow
 from data.latent_shards import write_shard
 from data.latents import PARTS, LatentStore, shard_name, write_index
 from models.difficulty import levels, losses_of_all
-from models.families import Batch, Family, Losses
-from models.flow_matching import Draw, noised, velocity
+from models.families import Batch, Family, Noisy, Velocities
+from models.flow_matching import PICTURE, SOUND, noise_of, seed_of
 
 SHAPE = {"num_frames": 22, "frame_rate": 24, "height": 32, "width": 32, "sample_rate_hz": 8000}
 
@@ -31,18 +31,21 @@ class Fake(torch.nn.Module):
         self.transformer = torch.nn.Linear(1, 1)
         self.scale, self.asked = -1.0, 0
 
-    def losses(self, batch: Batch, draw: Draw) -> Losses:
-        """In the contract's order: noise of the picture, then of the sound."""
+    def sigmas(self, u_video: float, u_audio: float, batch: Batch) -> tuple[float, float]:
+        """Picture and sound at different levels."""
+        return u_video, u_audio**2
+
+    def num_given_frames(self, mode: str) -> int:
+        """None."""
+        return 0
+
+    def velocities(self, batch: Batch, noisy: Noisy) -> Velocities:
+        """Those of a batch in the mode that is measured."""
         assert batch.mode == "t2va"
         assert set(batch.conditions) == {"text/rows"}
         assert not self.transformer.training
         self.asked += 1
-        found: list[Tensor] = []
-        for clean in (batch.video_BCFHW, batch.audio_BSCT):
-            noise = torch.randn(clean.shape, generator=draw.generator)
-            error = self.scale * noised(clean, noise, draw.u) - velocity(clean, noise)
-            found.append(error.square().flatten(1).mean(1))
-        return Losses(found[0], found[1] * batch.has_audio_B, draw.u, draw.u)
+        return Velocities(self.scale * noisy.video_BCFHW, self.scale * noisy.audio_BSCT)
 
 
 def family(fake: Fake) -> Family:
@@ -81,14 +84,14 @@ def test_losses_are_those_of_the_fixed_noise(make_store: Callable[..., LatentSto
     found = losses_of_all(family(Fake()), store, [0, 1], 3, 4, seed=7, remembered=tmp_path / "losses")
     assert found.shape == (2, 2, 3)
     for level, u in enumerate(levels(3)):
-        generator = torch.Generator().manual_seed(7 * 1_000_003 + level)
-        noise = torch.randn(4, 2, 2, 2, 2, generator=generator).double()
-        sound = torch.randn(4, 2, 3, 4, generator=generator).double()
+        seeds = [[seed_of(7, level, place, stream) for place in range(4)] for stream in (PICTURE, SOUND)]
+        noise, sound = noise_of(seeds[0], torch.zeros(4, 2, 2, 2, 2)), noise_of(seeds[1], torch.zeros(4, 2, 3, 4))
         for clip, value in enumerate((0.5, 2.0)):
-            # -(1-u) x - u n - x + n = (1-u) n - (2-u) x
+            # -(1-s) x - s n - x + n = (1-s) n - (2-s) x
             expected = ((1 - u) * noise - (2 - u) * value).square().mean()
             assert found[clip, 0, level] == pytest.approx(float(expected), rel=1e-5)
-        assert found[0, 1, level] == pytest.approx(float(((1 - u) * sound - (2 - u) * 0.5).square().mean()), rel=1e-5)
+        expected = ((1 - u**2) * sound - (2 - u**2) * 0.5).square().mean()
+        assert found[0, 1, level] == pytest.approx(float(expected), rel=1e-5)
     assert np.isnan(found[1, 1]).all()  # silence is missing, not easy
 
 

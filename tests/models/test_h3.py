@@ -17,16 +17,17 @@ from diffusers.modular_pipelines import MiniMaxH3Blocks
 from diffusers.modular_pipelines.minimax_h3.references import MiniMaxH3ImageReference, MiniMaxH3VideoReference
 from PIL import Image
 
-from data.conditions import KEYFRAMES, Mode, Variant
+from data.conditions import KEYFRAMES, Mode
 from data.latents import LatentStore
 from data.records import ClipShape
-from data.sampler import StepBatch
+from data.stage import Guidance, NoiseLevels
 from data.world import scene
-from models.families import Batch, Condition, Family, Reference, encode_condition, load_family
+from models.families import Batch, Condition, Family, Noisy, Reference, encode_condition, load_family
 from models.families.h3 import PINNED, count_parameters_on_meta
 from models.families.h3_encoders import ShortH3Pipeline
-from models.flow_matching import draw
-from models.sft import read_batch
+from models.flow_matching import CONDITIONS, PICTURE, SOUND, noise_of, seed_of
+from models.objective import Levels, Losses, Objective, levels_of
+from tests.models.trials import batch_of
 
 SHAPE = ClipShape(num_frames=22, frame_rate=24, height=16, width=16, sample_rate_hz=8000)
 SCENE = scene("new", 3, 22 / 24, 24, 16, 8000, "bounce")
@@ -99,47 +100,40 @@ def test_generation_repeats_by_seed_and_follows_its_conditions(family: Family) -
     assert not torch.equal(family.generate(there, SHAPE, 1, 3)[0], family.generate(back, SHAPE, 1, 3)[0])
 
 
-def batch_of(store_folder: Path, variant: str, *entries: int) -> Batch:
-    drawn = StepBatch(
-        0, Variant.parse(variant).mode, tuple(f"clip-{index}@small" for index in entries), (variant,) * len(entries)
+def levels(family: Family, batch: Batch) -> Levels:
+    return levels_of(family, NoiseLevels(), batch, 0, 3)
+
+
+def losses_of(family: Family, batch: Batch) -> Losses:
+    """Of a step's first clips."""
+    seeds = [(0, 3, place) for place in range(len(batch.has_audio_B))]
+    return Objective(family, Guidance(form="none")).losses(batch, levels(family, batch), seeds)
+
+
+def clean_and_noise(family: Family, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Rows of picture and sound, as `losses_of` mixes them."""
+    places = range(len(batch.has_audio_B))
+    seeds = [[seed_of(0, 3, place, stream) for place in places] for stream in (PICTURE, SOUND)]
+    noise = [noise_of(seeds[0], batch.video_BCFHW), noise_of(seeds[1], batch.audio_BSCT)]
+    clean, noisy = (
+        [cast(Any, family).video_rows(video), audio.permute(0, 1, 3, 2).flatten(1, 2)]
+        for video, audio in ((batch.video_BCFHW, batch.audio_BSCT), noise)
     )
-    return read_batch(LatentStore(store_folder), drawn)
-
-
-def drawn_noise(family: Family, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Clean and noise rows of picture and sound, as `losses` draws them at step 3: after the conditions' noise."""
-    replay = draw(0, 3).generator
-    conditions = batch.conditions
-    if batch.mode in KEYFRAMES:
-        torch.randn((2, len(KEYFRAMES[batch.mode]), *conditions["keyframe/first"].shape[1:]), generator=replay)
-    for name in ("references/0/image", "references/1/video"):
-        if name in conditions:
-            torch.randn(conditions[name].shape, generator=replay)
-    clean = [cast(Any, family).video_rows(batch.video_BCFHW), batch.audio_BSCT.permute(0, 1, 3, 2).flatten(1, 2)]
-    return clean, [torch.randn(rows.shape, generator=replay) for rows in clean]
+    return clean, noisy
 
 
 @pytest.mark.parametrize("variant", ["t2va", "fl2va", "ref2va.0", "a2v", "v2a"])
 def test_a_perfect_velocity_has_no_loss(family: Family, store_folder: Path, variant: str) -> None:
     batch = batch_of(store_folder, variant, 1, 2)
-    clean, noise = drawn_noise(family, batch)
+    clean, noise = clean_and_noise(family, batch)
     h3 = cast(Any, family)
     h3.predict = Mock(return_value=tuple(a - b for a, b in zip(clean, noise, strict=True)))
-    losses = family.losses(batch, draw(0, 3))
+    losses = losses_of(family, batch)
     assert float(torch.cat([losses.video_B, losses.audio_B]).max()) < 1e-10
     h3.predict = Mock(return_value=tuple(torch.zeros_like(rows) for rows in clean))
-    losses = family.losses(batch, draw(0, 3))
+    losses = losses_of(family, batch)
     for found, given_in in ((losses.video_B, "v2a"), (losses.audio_B, "a2v")):
         assert (found == 0).all() if variant == given_in else (found > 0.1).all()
-
-
-def test_silence_carries_no_loss_and_neither_gives_nor_learns_sound(family: Family, store_folder: Path) -> None:
-    batch = batch_of(store_folder, "fl2va", 4, 5)
-    losses = family.losses(batch, draw(0, 3))
-    assert losses.audio_B[0] > 0.1
-    assert losses.audio_B[1] == 0.0
-    with pytest.raises(ValueError, match="without sound in mode a2v"):
-        family.losses(batch_of(store_folder, "a2v", 4, 5), draw(0, 3))
 
 
 @pytest.mark.parametrize(("variant", "given"), [("a2v", 1), ("v2a", 0)])
@@ -147,10 +141,10 @@ def test_what_is_given_whole_stays_clean_at_its_end_of_time(
     family: Family, store_folder: Path, variant: str, given: int
 ) -> None:
     batch, h3 = batch_of(store_folder, variant, 1, 2), cast(Any, family)
-    clean, _ = drawn_noise(family, batch)
+    clean, _ = clean_and_noise(family, batch)
     seen = Mock(wraps=family.transformer.forward)
     h3.transformer.forward = seen
-    losses = family.losses(batch, draw(0, 3))
+    losses_of(family, batch)
     passed = seen.call_args.kwargs
     rows = (passed["hidden_states"], passed["audio_hidden_states"])
     assert torch.equal(rows[given], clean[given])
@@ -158,14 +152,14 @@ def test_what_is_given_whole_stays_clean_at_its_end_of_time(
     times = passed["timestep"][passed["timestep_indices"]]
     assert (times[passed["audio_indices" if given else "video_indices"]] == 1).all()
     assert (times[passed["video_indices" if given else "audio_indices"]] < 0.999).all()
-    assert (losses.sigma_video, losses.sigma_audio)[given] == 0.0
+    assert levels(family, batch)[given] == 0.0
 
 
 def test_references_are_pinned_or_clean_and_carry_no_loss(family: Family, store_folder: Path) -> None:
     batch, h3 = batch_of(store_folder, "ref2va.0", 1, 2), cast(Any, family)
     seen = Mock(wraps=family.transformer.forward)
     h3.transformer.forward = seen
-    losses = family.losses(batch, draw(0, 3))
+    losses = losses_of(family, batch)
     passed, conditions = seen.call_args.kwargs, batch.conditions
     times = passed["timestep"][passed["timestep_indices"]]
     sound = conditions["references/1/audio"].permute(0, 1, 3, 2).flatten(1, 2)
@@ -177,6 +171,26 @@ def test_references_are_pinned_or_clean_and_carry_no_loss(family: Family, store_
     assert torch.equal(times[passed["video_indices"][: picture.shape[1]]].unique(), torch.tensor([PINNED]))
     (losses.video_B.sum() + losses.audio_B.sum()).backward()
     assert len(passed["token_tags"]) == num_tokens(store_folder, "ref2va.0")
+
+
+def test_keyframes_are_pinned_by_noise_of_their_own_clip(family: Family, store_folder: Path) -> None:
+    h3, shown = cast(Any, family), []
+    for numbers in ((1, 2), (2,)):
+        batch = batch_of(store_folder, "fl2va", *numbers)
+        seen = Mock(wraps=family.transformer.forward)
+        h3.transformer.forward = seen
+        noisy = Noisy(
+            batch.video_BCFHW, batch.audio_BSCT, 0.5, 0.5, tuple(seed_of(0, 3, place, CONDITIONS) for place in numbers)
+        )
+        family.velocities(batch, noisy)
+        h3.transformer.forward = seen._mock_wraps
+        frames = [h3.video_rows(batch.conditions[f"keyframe/{name}"][:, :, None]) for name in ("first", "last")]
+        rows = torch.cat(frames, dim=1)
+        shown.append(seen.call_args.kwargs["hidden_states"][:, : rows.shape[1]])
+    assert torch.equal(shown[0][1:], shown[1])
+    noise = ((shown[1] - PINNED * rows) / (1 - PINNED)).unflatten(1, (2, -1))[0].flatten(1)
+    assert float(noise.std()) == pytest.approx(1.0, abs=0.1)
+    assert abs(float(torch.corrcoef(noise)[0, 1])) < 0.2
 
 
 def num_tokens(store_folder: Path, variant: str) -> int:
@@ -198,7 +212,7 @@ def test_texts_of_other_layout_are_not_packed_together(family: Family, store_fol
     batch = batch_of(store_folder, "fl2va", 1, 2)
     batch.conditions["text/tags"][1, 0] += 1
     with pytest.raises(ValueError, match="differ in the layout of their text"):
-        family.losses(batch, draw(0, 3))
+        losses_of(family, batch)
 
 
 def test_generation_from_sound_or_picture_alone_is_refused(family: Family) -> None:
@@ -220,7 +234,7 @@ def test_training_from_latents_needs_no_encoder_weights(base: Path, store_folder
     for name in ("vae", "audio_vae"):
         (bare / name / "diffusion_pytorch_model.safetensors").unlink()
     batch = batch_of(store_folder, "fl2va", 1, 2)
-    expected, found = (load_family(folder).losses(batch, draw(0, 3)) for folder in (base, bare))
+    expected, found = (losses_of(load_family(folder), batch) for folder in (base, bare))
     assert torch.equal(expected.video_B, found.video_B)
 
 
