@@ -12,6 +12,7 @@ from torch.utils.data import Sampler as TorchSampler
 from data.latents import LatentStore
 from data.sampler import Sampler, StepBatch, share
 from models.families import Batch
+from models.preemption import outlive_one_signal
 from models.sft import read_batch
 
 Item = tuple[StepBatch, Batch]
@@ -85,6 +86,7 @@ class LatentData(lightning.LightningDataModule):
             "prefetch_factor": prefetch_factor,
             "persistent_workers": True,
             "multiprocessing_context": start_method,
+            "worker_init_fn": outlive_one_signal,
         }
         self._workers: dict[str, Any] = {"num_workers": num_workers, **(ahead if num_workers else {})}
 
