@@ -14,6 +14,7 @@ from data.conditions import Mode, Variant
 from data.latents import LatentStore
 from data.sampler import Sampler, StepBatch, share
 from models.families import Arrays, Batch
+from models.preemption import outlive_one_signal
 
 
 class Forward(NamedTuple):
@@ -207,6 +208,7 @@ class LatentData(lightning.LightningDataModule):
             "prefetch_factor": prefetch_factor,
             "persistent_workers": True,
             "multiprocessing_context": start_method,
+            "worker_init_fn": outlive_one_signal,
         }
         self._workers: dict[str, Any] = {"num_workers": num_workers, **(ahead if num_workers else {})}
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
@@ -33,6 +34,14 @@ class Ranks:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def any(self, value: bool) -> bool:
+        """Whether it is true in any process."""
+        if self.group is None:
+            return value
+        found = torch.tensor(int(value))
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(found)
 
     def first(self, work: Callable[[], T]) -> T:
         """What rank 0 finds, in all processes.

@@ -11,6 +11,8 @@ from typing import Any, cast
 import lightning
 
 from data.files import sync
+from models.preemption import Preemption
+from models.ranks import Ranks
 from models.sft import Row, SupervisedFineTuning
 from models.state_tensors import restore, tensors_of
 from models.states import State, States
@@ -73,14 +75,16 @@ class Saving(lightning.Callback):
         identity: Settings that a state must share.
         every: Steps between states.
         keep: Whole states that stay.
-        told: Whether the run is told to end, the same in all processes; asked once a step.
+        told: Whether the run is told to end, the same in all processes; asked once a step. None listens to signals.
     """
 
     def __init__(
         self, folder: Path, identity: dict[str, Any], every: int, keep: int, told: Callable[[], bool] | None = None
     ) -> None:
         self._folder, self._identity, self._every, self._keep = folder, identity, every, keep
-        self._told = told or (lambda: False)
+        self._told = told
+        self._ranks: Ranks | None = None
+        self._preemption: Preemption | None = None
         self._states: States | None = None
         self._curve = Curve(folder / CURVE)
         self.preempted_at: int | None = None
@@ -91,6 +95,7 @@ class Saving(lightning.Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Go on from the newest whole state; the process group and the optimiser are there by now."""
         module = cast(SupervisedFineTuning, pl_module)
+        self._ranks = Ranks()
         self._states = States(self._folder, self._identity, self._keep)
         state = self._states.latest()
         if state is not None:
@@ -106,11 +111,22 @@ class Saving(lightning.Callback):
         if module.scaler:
             module.scaler.load_state_dict(state.facts["scaler"])
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 # Lightning's signature
+        """Hear signals from here on: Lightning has installed its own handlers before."""
+        if self._told is None:
+            self._preemption = Preemption()
+
+    def _is_told(self) -> bool:
+        """Whether this run, or any of its processes, is told to end."""
+        if self._preemption is not None and self._ranks is not None:
+            return self._preemption.asked(self._ranks)
+        return self._told is not None and self._told()
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 # Lightning's signature
         """Save when due. The last step needs none: the checkpoint follows at once."""
         module, step = cast(SupervisedFineTuning, pl_module), int(outputs["step"]) + 1
         ends = step >= module.stage.num_steps or trainer.should_stop
-        told = self._told() and not ends
+        told = self._is_told() and not ends
         if told or (step % self._every == 0 and not ends):
             self._save(trainer, module, step)
         if told:
@@ -129,10 +145,17 @@ class Saving(lightning.Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 # Lightning's signature
         """Wait for what is being written."""
+        self._hear_no_more()
         if self._states is not None and self.preempted_at is None:
             self._states.finish()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002 # Lightning's signature
         """Wait a little for what is being written: who goes on in this process must not find it half there."""
+        self._hear_no_more()
         if self._states is not None and self.preempted_at is None:
             self._states.close(CLOSE_S)
+
+    def _hear_no_more(self) -> None:
+        if self._preemption is not None:
+            self._preemption.close()
+            self._preemption = None

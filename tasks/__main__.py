@@ -20,7 +20,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from data.records import DataRefused, GateFailed
+from models.preemption import EXIT_PREEMPTED, Preempted
 from tasks import LOOKERS, MAKERS, PIPELINE, explain, file_of
+from tasks.launching import told
 
 VERBS = (*MAKERS, *PIPELINE, *LOOKERS, "run")
 PARAMS = Path("params.yaml")
@@ -167,12 +169,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValidationError, ValueError, RuntimeError, GateFailed, DataRefused, OSError) as error:
         if arguments.debug:
             traceback.print_exc()
-        sys.stderr.write(f"soundstage {verb}: {explain.printable(explain.one_line(error))}\n")
-        return exit_status(error)
+        return say(verb, error)
     except KeyboardInterrupt:
         sys.stderr.write(f"soundstage {verb}: interrupted; run it again to go on\n")
         return EXIT_INTERRUPTED
+    except Exception as error:
+        told(error)
+        raise
     return 0
+
+
+def say(verb: str, error: Exception) -> int:
+    """Say the error in one line, unless a launcher does it for all its processes; returns the exit status."""
+    if told(error):
+        return 0 if isinstance(error, Preempted) else exit_status(error)
+    sys.stderr.write(f"soundstage {verb}: {explain.printable(explain.one_line(error))}\n")
+    return exit_status(error)
 
 
 def exit_status(error: Exception) -> int:
@@ -181,6 +193,8 @@ def exit_status(error: Exception) -> int:
         return EXIT_GATE
     if isinstance(error, DataRefused):
         return EXIT_DATA
+    if isinstance(error, Preempted):
+        return EXIT_PREEMPTED
     return EXIT_CONFIGURATION if isinstance(error, ValueError) else EXIT_ENVIRONMENT
 
 

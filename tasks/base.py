@@ -231,7 +231,7 @@ def train_transformer(config: Config, model: Path, latents: Path, work: Path) ->
     from data.sampler import Sampler
     from models.families import load_family
     from models.sft import SupervisedFineTuning
-    from tasks import train
+    from tasks import training
 
     if (work / "transformer" / "checkpoint.json").is_file():
         return
@@ -240,8 +240,8 @@ def train_transformer(config: Config, model: Path, latents: Path, work: Path) ->
     sampler = Sampler(candidates_of(store.index), stage, config.seed)
     module = SupervisedFineTuning(family, stage, config.seed)
     identity = {"stage": stage.model_dump(mode="json"), "seed": config.seed, "latents": store.fingerprint}
-    train.fit(module, sampler, store, work / "states", identity, save_every=250)
-    train.write_checkpoint(work / "transformer", family, module, identity)
+    training.fit(module, sampler, store, work / "states", identity, save_every=250)
+    training.write_checkpoint(work / "transformer", family, module, identity)
 
 
 def copy_tree(source: Path, target: Path, *, without: str = "") -> None:

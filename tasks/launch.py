@@ -19,9 +19,9 @@ from typing import Literal
 from pydantic import model_validator
 
 from data.files import remove
-from data.records import DataRefused, Frozen, GateFailed
+from data.records import Frozen
 from tasks import PIPELINE
-from tasks.processes import end_abandoned, run_alone
+from tasks.processes import KINDS, end_abandoned, run_alone
 from tasks.summary import JOURNAL, LOGS, Journal, Params, load_params, places, timing_table
 
 Verb = Literal[
@@ -42,7 +42,7 @@ Verb = Literal[
 ORDER = ("sample", *PIPELINE)
 """The sample corpus comes first where it is what `ingest` reads."""
 LEASE = LOGS / "run.pid"
-EXIT_CONFIGURATION, EXIT_GATE, EXIT_DATA = 2, 4, 5
+EXIT_GATE, EXIT_DATA = 4, 5
 
 
 class Config(Frozen):
@@ -171,5 +171,4 @@ def failure(status: int, journal: Journal) -> Exception:
     if not failed:
         return RuntimeError(f"the flow ended with status {status} before a verb failed; its last lines stand above")
     message = f"{failed[-1].stage}: {failed[-1].error}"
-    kinds: dict[int, type[Exception]] = {EXIT_GATE: GateFailed, EXIT_DATA: DataRefused, EXIT_CONFIGURATION: ValueError}
-    return kinds.get(status, RuntimeError)(message)
+    return KINDS.get(status, RuntimeError)(message)

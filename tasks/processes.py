@@ -13,10 +13,15 @@ from pathlib import Path
 import psutil
 
 from data.files import remove, write_text
-from data.records import Frozen
+from data.records import DataRefused, Frozen, GateFailed
+from models.preemption import EXIT_PREEMPTED, Preempted
 
 GRACE_S = 25.0
 """Between SIGTERM and SIGKILL, s; less than the 30 s that Prefect's runner grants before it kills."""
+
+
+KINDS: Mapping[int, type[Exception]] = {2: ValueError, 4: GateFailed, 5: DataRefused, EXIT_PREEMPTED: Preempted}
+"""Which error a command's exit status stands for, where it is not a RuntimeError."""
 
 
 class Lease(Frozen):
@@ -80,6 +85,16 @@ def members(session: int) -> list[int]:
         with suppress(ProcessLookupError, PermissionError, psutil.Error):
             if os.getsid(number) == session and psutil.Process(number).cwd() == str(Path.cwd()):
                 found.append(number)
+    return found
+
+
+def marked(name: str, value: str) -> list[int]:
+    """Processes started, however indirectly, with this environment variable; it tells them when their parents are gone."""
+    found: list[int] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(name) == value:
+                found.append(process.pid)
     return found
 
 

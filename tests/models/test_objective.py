@@ -15,7 +15,7 @@ from models import adapters
 from models.families import Batch, Family, Noisy, Velocities, load_family
 from models.flow_matching import CONDITIONS, PICTURE, SOUND, logit_normal, min_snr, noise_of, positions, seed_of
 from models.objective import Levels, Objective, at, guidance_of, levels_of
-from tasks import train
+from tasks import training
 from tests.models.trials import batch_of, distance, drawn_of, gradients_of, same, stage, trained, weights_of
 
 VARIANTS = ["t2va", "fl2va_first", "fl2va_last", "fl2va", "ref2va.0", "a2v", "v2a"]
@@ -353,7 +353,7 @@ def test_an_assistant_is_there_in_training_and_gone_from_what_is_written(
     for name, item in held.items():
         assert torch.equal(item, before[name.replace(adapters.ASSISTANT, "default_0")])
 
-    train.write_checkpoint(tmp_path / "checkpoint", family, module, {})
+    training.write_checkpoint(tmp_path / "checkpoint", family, module, {})
     written, first = load_family(base), load_family(base)
     written.load_transformer(tmp_path / "checkpoint" / "transformer")
     config = json.loads((tmp_path / "checkpoint" / "transformer" / "config.json").read_text())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from models.resume import States
 
 from data.candidates import candidates_of
 from data.files import sha256
@@ -16,9 +17,8 @@ from data.sampler import Sampler, StepBatch
 from data.stage import Stage
 from models import adapters
 from models.families import Family, load_family
-from models.resume import States
 from models.sft import SupervisedFineTuning, read_batch
-from tasks import train
+from tasks import training
 
 
 def stage(**changes: Any) -> Stage:
@@ -43,7 +43,7 @@ def trained(
         return losses(*arguments)
 
     family.losses = crashing  # type: ignore[method-assign]
-    train.fit(
+    training.fit(
         module,
         Sampler(candidates_of(store.index), plan, 0),
         store,
@@ -96,7 +96,7 @@ def test_training_lowers_the_loss_of_both_modalities_on_fixed_draws(
 def test_checkpoints_load_as_what_was_trained(base: Path, store_folder: Path, tmp_path: Path, method: str) -> None:
     family, module = trained(base, store_folder, tmp_path / "work", stage(method=method, lora_rank=4))
     frozen = load_family(base).transformer.state_dict()
-    train.write_checkpoint(tmp_path / "checkpoint", family, module, {"stage": "test"})
+    training.write_checkpoint(tmp_path / "checkpoint", family, module, {"stage": "test"})
     fresh = load_family(base)
     fresh.load_transformer(tmp_path / "checkpoint" / "transformer")
     left, right = family.transformer.state_dict(), fresh.transformer.state_dict()
@@ -116,7 +116,7 @@ def test_same_seed_gives_the_same_checkpoint_bytes(base: Path, store_folder: Pat
     digests: list[str] = []
     for name in ("a", "b"):
         family, module = trained(base, store_folder, tmp_path / f"work-{name}", stage(num_steps=3))
-        train.write_checkpoint(tmp_path / name, family, module, {})
+        training.write_checkpoint(tmp_path / name, family, module, {})
         digests.append(sha256(tmp_path / name))
     assert digests[0] == digests[1]
 

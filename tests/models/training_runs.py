@@ -24,7 +24,7 @@ from models import adapters, parallel
 from models.families import load_family
 from models.running import Running
 from models.sft import PLAIN, SupervisedFineTuning
-from tasks import train
+from tasks import training
 
 PRELOADED = [
     "models.sft",
@@ -83,7 +83,7 @@ def run(
             return step(item, batch_idx)
 
         module.training_step = killing
-    train.fit(
+    training.fit(
         module,
         Sampler(candidates_of(store.index), stage, 0),
         store,

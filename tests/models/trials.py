@@ -18,7 +18,7 @@ from models.families import Batch, Family, load_family
 from models.loading import read_batch
 from models.running import Running
 from models.sft import PLAIN, SupervisedFineTuning
-from tasks import train
+from tasks import training
 
 Tensors = dict[str, torch.Tensor]
 
@@ -71,7 +71,7 @@ def trained(
     if tamper is not None:
         tamper(module)
     sampler: Any = Fixed(drawn) if drawn else Sampler(candidates_of(store.index), plan, 0)
-    train.fit(module, sampler, store, work, {"plan": plan.model_dump(mode="json")}, save_every=2)
+    training.fit(module, sampler, store, work, {"plan": plan.model_dump(mode="json")}, save_every=2)
     return family, module
 
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.records import DataRefused, Frozen, GateFailed
+from models.preemption import Preempted
 from tasks import MAKERS, PIPELINE, browse, explain, file_of
 from tasks.__main__ import PARAMS, load_section, main
 
@@ -75,6 +76,7 @@ def test_settings_come_from_the_section_and_overrides_go_before(verb: ModuleType
         (FileNotFoundError(2, "No such file", "clips.parquet"), 3),
         (GateFailed("psnr_db 3 dB; limit gate.min = 4"), 4),
         (DataRefused("60 % without caption; limit 20 %"), 5),
+        (Preempted("stopped at step 12; its state is saved"), 75),
     ],
 )
 def test_each_kind_of_error_has_its_line_and_status(
