@@ -26,7 +26,7 @@ class Stage(Frozen):
     """Share of the window that is open at the first step of `competence` pacing."""
     canvases: tuple[str, ...] = ()
     """Names of the canvases to draw from; empty is all."""
-    max_duration_s: float | None = Field(default=None, gt=0)
+    max_duration_s: FiniteFloat | None = Field(default=None, gt=0)
     """Clips up to this long take part, s; None is all."""
     mixture: dict[str, FiniteFloat] = Field(default_factory=dict)
     """Weight of each group of clips; groups that are not named are left out. Empty draws every clip alike."""
@@ -43,15 +43,21 @@ class Stage(Frozen):
     freeze_text_side: bool = False
     """Leave what takes the text in as it is: a first stage of two, before a light end-to-end one."""
     num_steps: int = Field(gt=0)
+    """Optimiser updates of the stage."""
     batch_size: int = Field(default=4, gt=0)
     """Clips an optimiser update sees, at most."""
     max_tokens: int | None = Field(default=None, gt=0)
     """Rows of packed sequence an update sees, at most: long clips come in smaller batches. None sets no limit."""
     optimizer: Literal["adamw"] = "adamw"
-    learning_rate: float = Field(gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
+    """The only one there is: AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
+    learning_rate: FiniteFloat = Field(gt=0)
+    """Its highest, reached after `warmup_steps`, from where it falls by a cosine to a twentieth."""
+    weight_decay: FiniteFloat = Field(default=0.0, ge=0)
+    """Share of the weights that an update at learning rate 1 would take off; 0, as the field tunes H3."""
     lora_rank: int = Field(default=16, gt=0)
+    """Width of the adapters of method `lora`, whose alpha equals it; `full` does not read it."""
     warmup_steps: int = Field(default=20, ge=0)
+    """Updates over which the learning rate rises linearly from near 0."""
 
     @model_validator(mode="after")
     def _is_no_contradiction(self) -> Stage:
