@@ -13,6 +13,8 @@ export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 # Idle OpenMP threads that spin are 20 times slower on a shared machine.
 export OMP_WAIT_POLICY := PASSIVE
+# Where this is set, as in many containers, every process would compile torch and the rest again: 12 s each.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup run test check lock clean reset
 

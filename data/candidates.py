@@ -58,7 +58,7 @@ def candidates_of(index: LatentIndex, curriculum: Any = None) -> Candidates:
         curriculum: Arrow table with `entry`, `group` and `difficulty`; without one all clips are equally easy.
 
     Raises:
-        ValueError: the curriculum is one of other latents.
+        ValueError: the curriculum is one of other latents, or a difficulty in it is none.
     """
     names = ["entry", "group", "canvas", "has_audio", "num_frames", "frame_rate", "variants", "layouts", "num_tokens"]
     table = index.table.select(names).filter(pc.equal(index.table["split"], "train"))
@@ -70,6 +70,7 @@ def candidates_of(index: LatentIndex, curriculum: Any = None) -> Candidates:
     if curriculum is not None:
         places = joined(entries, curriculum["entry"])
         groups, difficulty = curriculum["group"].take(places), curriculum["difficulty"].take(places).to_numpy()
+        refuse_unranked(entries, difficulty)
     lists = table["variants"].combine_chunks()
     rows = pc.list_parent_indices(lists).to_numpy().astype(np.int32)
     variants, variant_names = coded(lists.flatten())
@@ -104,6 +105,16 @@ def joined(entries: Any, planned: Any) -> Any:
             f" without latents: {first}; run `soundstage plan`"
         )
     return places
+
+
+def refuse_unranked(entries: Any, difficulty: Reals) -> None:
+    """Raise ValueError where an entry has no difficulty between 0 and 1: it would be in no window, without a word."""
+    wrong = np.flatnonzero(~((difficulty >= 0) & (difficulty <= 1)))
+    if len(wrong):
+        raise ValueError(
+            f"curriculum: difficulty of {len(wrong)} of {len(difficulty)} training clips is no number between 0 and 1,"
+            f" first {entries[int(wrong[0])]}: {difficulty[wrong[0]]:g}; run `soundstage plan`"
+        )
 
 
 def coded(column: Any) -> tuple[Codes, tuple[str, ...]]:

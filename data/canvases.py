@@ -10,6 +10,8 @@ from data.records import Canvas, Clip, ClipShape, Reject
 
 OnGrid = Callable[[float, float, float], ClipShape]
 """A family's `shape(duration_s, height, width)`."""
+MAX_SIDE_PX = 65_536
+"""Longest side that a video can have: AV1's."""
 HALF_FRAME_S = 0.5 / 24
 """Cut at a frame of another rate, a clip may be this much shorter than what it was cut for, s."""
 
@@ -22,11 +24,13 @@ class Fit(NamedTuple):
 
 
 def fits(clip: Clip, canvases: Mapping[str, Canvas], on_grid: OnGrid) -> list[Fit] | Reject:
-    """The clip's shape at every canvas that takes it; a reject where none does.
+    """The clip's shape at every canvas that takes it; a reject where none does, or its row cannot be true.
 
     Raises:
         ValueError: a canvas is below the family's grid.
     """
+    if (fault := impossible(clip)) is not None:
+        return fault
     found: list[Fit] = []
     for name, canvas in canvases.items():
         lasting = [length for length in canvas.durations_s if length <= clip.end_s - clip.start_s + HALF_FRAME_S]
@@ -47,6 +51,19 @@ def size(clip: Clip, canvas: Canvas) -> tuple[float, float]:
 def enlargement(clip: Clip, height: float, width: float) -> float:
     """How many times a clip's sides grow to cover a size; 1 where its own size is unknown."""
     return max(height / clip.height, width / clip.width) if clip.width and clip.height else 1.0
+
+
+def impossible(clip: Clip) -> Reject | None:
+    """What no clip can be, in a table that something else wrote: it would be read for ever, or decide for another shape."""
+    if not 0 <= clip.start_s < clip.end_s < math.inf:
+        rule, measured, limit = "span", f"{clip.start_s:g} to {clip.end_s:g} s", "0 <= start_s < end_s, both finite"
+    elif not (0 <= clip.width <= MAX_SIDE_PX and 0 <= clip.height <= MAX_SIDE_PX):
+        rule, measured, limit = "size", f"{clip.width}x{clip.height} px", f"0 (unknown) to {MAX_SIDE_PX} px a side"
+    else:
+        return None
+    return Reject(
+        item=clip.clip_id, path=clip.path, verb="encode", rule=f"encode.{rule}", measured=measured, limit=limit
+    )
 
 
 def refusal(clip: Clip, canvases: Mapping[str, Canvas]) -> Reject:

@@ -274,6 +274,8 @@ class LatentFacts(NamedTuple):
     dtype: str
     has_audio: bool
     """Whether the latents hold sound that was heard."""
+    referenced: bool = True
+    """False where the clip has references of its own that were wanted, and cannot be used."""
 
 
 def latents_suite(dtypes: Sequence[str] = ("float32", "bfloat16", "float16")) -> Suite:
@@ -291,6 +293,7 @@ def latents_suite(dtypes: Sequence[str] = ("float32", "bfloat16", "float16")) ->
         must("split_known", IN_SET, "leakage", column="split", value_set=[*SPLITS]),
         must("shard_numbered", MATCH, "it is read by its number", column="shard", regex=r"^\d{5,}$"),
         must("variants_encoded", LENGTH, "conditions are drawn from them", column="variants", min_value=1),
+        should("own_references", IN_SET, "one was not accepted, so no ref2va", column="referenced", **TRUE),
         must("tokens_counted", BETWEEN, "batches are planned by them", column="num_tokens", min_value=1),
     )
 
@@ -310,7 +313,7 @@ def latents_frame(
     index = {row.entry: row for row in rows}
     absent = sorted(wanted.keys() - {row.clip_id for row in index.values()})
     columns = ("entry", "clip_id", "path", "encoded", "known", "finite", "as_planned", "dtype", "sound_agrees")
-    columns = (*columns, "source_agrees", "split", "shard", "variants", "num_tokens")
+    columns = (*columns, "source_agrees", "referenced", "split", "shard", "variants", "num_tokens")
 
     def joined(entry: str) -> dict[str, Any]:
         row, fact = index.get(entry), facts.get(entry)
@@ -328,6 +331,7 @@ def latents_frame(
             "dtype": fact.dtype if fact else None,
             "sound_agrees": len(set(heard)) == 1,
             "source_agrees": clip.source_id == row.source_id if clip and row else None,
+            "referenced": fact.referenced if fact else None,
             "split": row.split if row else None,
             "shard": row.shard if row else None,
             "variants": ",".join(row.variants) if row else None,

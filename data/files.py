@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import hashlib
 import itertools
@@ -34,11 +35,15 @@ os.umask(UMASK)
 def whole(path: Path) -> Generator[Path]:
     """A temporary path (file or folder, caller's choice) that becomes `path` only if the block succeeds.
 
+    A link to a folder stays, and what it points to is replaced; one to a file gives way, for that may be a cache's.
+
     Raises:
         ValueError: what lies at `path` is of another kind, or is a folder that something else wrote.
     """
     if not path.name:
         raise ValueError(f"{path} is no name to write to")
+    if path.is_symlink() and path.is_dir():
+        path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{_started_s(os.getpid()):.0f}.tmp")
@@ -71,8 +76,11 @@ def refuse_foreign(path: Path, new: Path) -> None:
     """Keep a mistyped output setting from deleting what is no earlier output.
 
     Raises:
-        ValueError: `path` is not of `new`'s kind, or both are folders without one name in common.
+        ValueError: `path` is not of `new`'s kind, or both are folders without one name in common, or it cannot be
+            replaced by a folder.
     """
+    if new.is_dir():
+        refuse_fixed(path)
     if not path.exists():
         return
     if path.is_dir() != new.is_dir():
@@ -102,9 +110,27 @@ def refuse_foreign_outputs(config: BaseModel) -> None:
         given = cast(Path | None, getattr(config, name))
         for kept in (item for item in field.metadata if isinstance(item, Holds) and given is not None):
             place = cast(Path, given) / kept.below
+            refuse_fixed(place, f"{name}: ")
             if place.is_file():
                 raise ValueError(f"{name}: {place} is a file, and a folder is to be written")
             refuse_others(place, set(kept.names), f"{name}: ")
+
+
+def refuse_fixed(path: Path, setting: str = "") -> None:
+    """Keep a folder from being put where none can be.
+
+    Raises:
+        ValueError: a link points to nothing, since the disk that it means may not be there; or a disk is mounted at
+            `path`, which could be emptied, not replaced.
+    """
+    if path.is_symlink() and not path.exists():
+        raise ValueError(
+            f"{setting}{path} is a link to {path.readlink()}, which is not there; make that or name another"
+        )
+    if path.resolve().is_mount():
+        raise ValueError(
+            f"{setting}{path} is where a disk is mounted, and is to be replaced whole; name a folder below it"
+        )
 
 
 def refuse_others(folder: Path, new: set[str], setting: str = "") -> None:
@@ -118,6 +144,37 @@ def refuse_others(folder: Path, new: set[str], setting: str = "") -> None:
         some = ", ".join(map(ascii, sorted(names)[:3]))
         origin = f"{folder} holds {len(names)} things of another origin ({some}…)"
         raise ValueError(f"{setting}{origin}; delete it or name another")
+
+
+@contextmanager
+def alone(folder: Path, setting: str) -> Generator[None]:
+    """Work in a folder, which is made where it is not there, as the only process that does; one that dies lets go.
+
+    Args:
+        folder: Where to work.
+        setting: What names it.
+
+    Raises:
+        ValueError: a file lies there.
+        RuntimeError: another process works there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next(place for place in (folder, *folder.parents) if place.exists())
+        raise ValueError(f"{setting} = {folder}: {file} is a file, and a folder is to be worked in") from error
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise RuntimeError(
+            f"{setting} = {folder}: another process works there; run this when it has ended, or name another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sweep(path: Path) -> None:

@@ -103,7 +103,9 @@ def read_record(path: Path, shown: str) -> dict[str, Any]:
 class LatentStore:
     """A written store, opened for random reads; it may lie on S3 or OSS, its shards then come through a local cache.
 
-    Cheap to open and safe to pickle: shards are opened when they are read, in each process anew.
+    Cheap to open and safe to pickle: shards are opened when they are read, in each process anew. While it is open its
+    files may be replaced or deleted, as all of ours do; one that is cut short in place ends the process with SIGBUS, as
+    whatever is mapped does, and no check that is made before can help that.
 
     Args:
         folder: Where `encode` wrote it, or a copy of that.

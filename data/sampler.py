@@ -140,7 +140,12 @@ def share(batch: StepBatch, rank: int, world_size: int) -> StepBatch:
 
     Its weight is such that the mean over processes of `weight` × (mean over the process's clips) is the mean over the
     batch. A process that gets none computes the first clip at weight 0, so that it takes part in what all do together.
+
+    Raises:
+        ValueError: there is no such process.
     """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of {world_size} processes: ranks run from 0 to {world_size - 1}")
     num_clips = len(batch.entries)
     first, end = rank * num_clips // world_size, (rank + 1) * num_clips // world_size
     part = slice(first, end) if end > first else slice(0, 1)

@@ -75,7 +75,7 @@ class Stage(Frozen):
     """Share of the window that is open at the first step of `competence` pacing."""
     canvases: tuple[str, ...] = ()
     """Names of the canvases to draw from; empty is all."""
-    max_duration_s: float | None = Field(default=None, gt=0)
+    max_duration_s: FiniteFloat | None = Field(default=None, gt=0)
     """Clips up to this long take part, s; None is all."""
     mixture: dict[str, FiniteFloat] = Field(default_factory=dict)
     """Weight of each group of clips; groups that are not named are left out. Empty draws every clip alike."""
@@ -107,9 +107,9 @@ class Stage(Frozen):
     """How guidance is preserved."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     """`adamw8bit` keeps AdamW's states in 8 bits; needs bitsandbytes and a CUDA device."""
-    learning_rate: float = Field(gt=0)
+    learning_rate: FiniteFloat = Field(gt=0)
     """At its highest. It is for the whole batch: micro-batches, devices and nodes do not change it."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: FiniteFloat = Field(default=0.0, ge=0)
     """AdamW's, decoupled."""
     gradient_clip: float = Field(default=1.0, gt=0)
     """Most norm that the gradient of an update may have."""

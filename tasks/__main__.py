@@ -133,11 +133,13 @@ def call(verb: str, items: Sequence[str], params: Path) -> None:
 
     try:
         refuse_foreign_outputs(config)
-        module.run(config, *names)
+        found = module.run(config, *names)
     except OSError as error:
         if said := explain.remedy(error, verb, config):
             raise RuntimeError(said) from error
         raise
+    if verb in LOOKERS:
+        module.refuse(found, names)
 
 
 def is_override(item: str) -> bool:

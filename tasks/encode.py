@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from data.conditions import Mode
-from data.files import Holds, link_or_copy, read_records, remove, whole, write_records
+from data.files import Holds, alone, link_or_copy, read_records, remove, whole, write_records
 from data.records import Canvas, Clip, DataRefused, Frozen, Reject
 from data.references import References
 
@@ -95,10 +95,18 @@ def run(config: Config) -> Path:
     """Write the latent store; returns its folder.
 
     Raises:
-        ValueError: a canvas is below the model's grid, or it has no such mode; no such device; a clip is there twice.
-        RuntimeError: no model in `base`, no split, or too little disk or time.
+        ValueError: a canvas is below the model's grid, or it has no such mode; no such device; a clip is there twice; a
+            file lies where a folder is to be.
+        RuntimeError: no model in `base`, no split, too little disk or time, or another run is at work in `work`.
         DataRefused: no clip can be encoded, or a critical expectation failed; only the evidence is written then.
     """
+    check_device(config.accelerator)
+    with alone(config.work, "encode.work"):
+        return encoded(config)
+
+
+def encoded(config: Config) -> Path:
+    """`run`, in a working folder of its own."""
     from data.latents import PARTS, SHARED, shard_name, write_index
     from models.families import load_encoders
     from tasks import indexing
@@ -106,7 +114,6 @@ def run(config: Config) -> Path:
     from tasks.packing import members_of, shard_path
     from tasks.supply import encode_all
 
-    check_device(config.accelerator)
     clips = read_splits(config.splits)
     encoders = load_encoders(config.base)  # for its grids alone: weights are loaded by the processes that encode
     check_modes(config, encoders)
@@ -137,7 +144,10 @@ def run(config: Config) -> Path:
         write_index(temporary, rows, {**lineage.record, "text_of": indexing.text_of(rows, encoders)})
     write_records(config.rejects, rejects, Reject)
     tidy(config.work, {path.stem for path in files.values()})
-    sys.stderr.write(said(config, rows, rejects))
+    bare = sorted(
+        {job.clip.clip_id for group in parted for job in group if job.lacks_references(config.settings)} - lost
+    )
+    sys.stderr.write(said(config, rows, rejects, bare))
     return config.latents
 
 
@@ -215,11 +225,14 @@ def tidy(work: Path, used: set[str]) -> None:
             remove(path)
 
 
-def said(config: Config, rows: Sequence[LatentRow], rejects: Sequence[Reject]) -> str:
-    """The last line: what came of it."""
+def said(config: Config, rows: Sequence[LatentRow], rejects: Sequence[Reject], bare: Sequence[str]) -> str:
+    """The last line: what came of it; `bare` are clips whose own references cannot be used."""
     num_bytes = sum(path.stat().st_size for path in config.latents.iterdir())
     num_clips = len({row.clip_id for row in rows})
     left = f", {len(rejects)} cannot be encoded ({config.rejects})" if rejects else ""
+    if bare:
+        left += f", {len(bare)} without ref2va since a reference of theirs was not accepted, first {bare[0]}"
+        left += f" ({config.expectations})"
     sizes = Counter(f"{row.num_frames} frames {row.width}x{row.height}" for row in rows)
     listed = ", ".join(f"{size} ({count})" for size, count in sorted(sizes.items()))
     return f"encode: {num_clips} clips, {num_bytes / 1e9:.3g} GB in {config.latents}{left}: {listed}\n"

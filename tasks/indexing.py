@@ -51,7 +51,7 @@ def index_rows(
             own = {part: found[job.entry] for part, found in parts.items() if job.entry in found}
             sizes: Sizes = {name: size for fact in own.values() for name, size in fact["sizes"].items()}
             rows.append(row_of(job, f"{number:05d}", splits[job.clip.clip_id], settings, encoders, sizes, common))
-            facts[job.entry] = facts_of(job, own, sizes, encoders)
+            facts[job.entry] = facts_of(job, own, sizes, settings, encoders)
     return rows, facts
 
 
@@ -93,7 +93,7 @@ def renamed(sizes: Sizes, prefix: str, new_prefix: str) -> Sizes:
     return {new_prefix + name.removeprefix(prefix): size for name, size in sizes.items() if name.startswith(prefix)}
 
 
-def facts_of(job: Job, own: Found, sizes: Sizes, encoders: Encoders) -> LatentFacts:
+def facts_of(job: Job, own: Found, sizes: Sizes, settings: Settings, encoders: Encoders) -> LatentFacts:
     """What expectations ask of one entry."""
     from data.expectations import LatentFacts
 
@@ -104,6 +104,7 @@ def facts_of(job: Job, own: Found, sizes: Sizes, encoders: Encoders) -> LatentFa
         as_planned=(tuple(sizes["video"]), tuple(sizes["audio"])) == shapes,
         dtype="/".join(sorted(dtypes)),
         has_audio=job.clip.has_audio and bool(own["sound"]["varies"]),
+        referenced=not job.lacks_references(settings),
     )
 
 

@@ -2,12 +2,16 @@
 
 Example: soundstage inspect /data/my_videos/cat.mp4 --json
          soundstage inspect a.mp4 b.mov validate.min_duration_s=2
+
+Everything is printed whatever is found; then the exit status is 0 where every file would be used, treated or not, 5
+where one is rejected, and 2 where one does not exist.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,7 +20,7 @@ from pydantic import Field
 
 from data import remote, rules
 from data.engines import Lost, map_ordered
-from data.records import Frozen, Reject, Source, Treatment
+from data.records import DataRefused, Frozen, Reject, Source, Treatment
 from tasks import cut, explain, ingest, validate
 
 if TYPE_CHECKING:
@@ -97,6 +101,20 @@ def run(config: Config, *paths: str) -> list[Findings]:
         records = [found.model_dump(mode="json") for found in results]
         say(json.dumps(records[0] if len(records) == 1 else records, indent=2, ensure_ascii=False))
     return results
+
+
+def refuse(found: Sequence[Findings], paths: Sequence[str]) -> None:
+    """Make of printed findings an exit status that scripts can read.
+
+    Raises:
+        ValueError: a file does not exist.
+        DataRefused: one is rejected.
+    """
+    rejected = [path for path, item in zip(paths, found, strict=True) if item.verdict == "rejected"]
+    absent = [path for path in rejected if not remote.is_remote(path) and not os.path.lexists(path)]
+    for kind, these, what in ((ValueError, absent, "not there"), (DataRefused, rejected, "rejected")):
+        if these:
+            raise kind(f"{len(these)} of {len(found)} {what}: {', '.join(these[:3])}{'…' if len(these) > 3 else ''}")
 
 
 def say(text: str) -> None:

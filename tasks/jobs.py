@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from data.canvases import Fit, fits
+from data.canvases import Fit, fits, impossible
 from data.conditions import KEYFRAMES
 from data.files import iter_records, sha256
 from data.latents import fingerprint_of
@@ -59,7 +59,7 @@ def jobs_of(
     rejects: list[Reject] = []
     wanted = "ref2va" in config.modes
     files = reference_files(config.accepted) if wanted else {}
-    siblings = by_source([clip for _, clip in clips]) if wanted else {}
+    siblings = by_source([clip for _, clip in clips if impossible(clip) is None]) if wanted else {}
     for clip in sorted((clip for _, clip in clips), key=lambda clip: clip.clip_id):
         found = fits(clip, config.canvases, encoders.shape)
         if isinstance(found, Reject):

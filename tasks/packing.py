@@ -59,6 +59,10 @@ class Job(NamedTuple):
     keys: tuple[str, ...]
     """Fingerprint of each part, in the order of `PARTS`; empty where it has none."""
 
+    def lacks_references(self, settings: Settings) -> bool:
+        """Whether the user gave it references of which one was not accepted: their order counts, so it has none."""
+        return "ref2va" in settings.modes and bool(self.clip.references) and not self.picks
+
     def variants(self, settings: Settings) -> list[Variant]:
         """Every way in which it can be presented to the model."""
         modes: list[Mode] = [mode for mode in settings.modes if self.clip.has_audio or mode not in NEED_SOUND]

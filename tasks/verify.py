@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from data.media_open import Unreadable
 from data.records import Frozen
@@ -30,6 +30,13 @@ class Config(Frozen):
     """Where a copy goes that is read like the store itself: a folder, `s3://…` or `oss://…`; null copies nothing."""
     num_threads: int = Field(default=4, gt=0)
     """Shards that are read at once."""
+
+    @field_validator("latents", mode="before")
+    @classmethod
+    def _names_a_store(cls, value: object) -> object:
+        if value in (None, ""):
+            raise ValueError("is empty; name the folder of a latent store, or where it lies on s3:// or oss://")
+        return value
 
 
 def run(config: Config) -> str:

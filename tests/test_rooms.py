@@ -14,8 +14,9 @@ from typing import Any, get_args
 import grimp
 import pytest
 import yaml
+from pydantic import BaseModel
 
-from tasks import LOOKERS, MAKERS, PIPELINE, file_of
+from tasks import LOOKERS, MAKERS, PIPELINE, explain, file_of
 from tasks.launch import ORDER, Config, Verb, load_params, steps
 
 ROOT = Path(__file__).parents[1]
@@ -79,8 +80,16 @@ def test_section_is_accepted_by_its_config(verb: str) -> None:
 def test_every_field_has_a_sentence_and_the_file_an_example(verb: str) -> None:
     module = import_module(f"tasks.{file_of(verb)}")
     assert f"soundstage {verb}" in module.__doc__
-    bare = [name for name, field in module.Config.model_fields.items() if not field.description]
-    assert not bare
+    assert not bare_fields(module.Config)
+
+
+def bare_fields(kind: type[BaseModel]) -> list[str]:
+    """Settings without a sentence, those inside settings too."""
+    found = [name for name, field in kind.model_fields.items() if not field.description]
+    for name, field in kind.model_fields.items():
+        inner, _ = explain._model_in(field.annotation)
+        found += [f"{name}.{below}" for below in bare_fields(inner)] if inner else []
+    return found
 
 
 @pytest.mark.parametrize("verb", ["sample", *PIPELINE])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import log
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -61,6 +62,31 @@ def test_a_clip_that_no_canvas_takes_is_a_reject_with_numbers(make_clip: MakeCli
     found = fits(make_clip("a", end_s=2.0, width=32, height=32), {"sharp": sharp}, grid)
     assert isinstance(found, Reject)
     assert (found.rule, found.measured) == ("encode.canvases.max_upscale", "32x32 px, 2.000 s")
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "measured"),
+    [
+        ({"end_s": INF}, "encode.span", "0 to inf s"),
+        ({"start_s": -INF}, "encode.span", "-inf to 2 s"),
+        ({"start_s": -0.5}, "encode.span", "-0.5 to 2 s"),
+        ({"start_s": NAN}, "encode.span", "nan to 2 s"),
+        ({"end_s": NAN}, "encode.span", "0 to nan s"),
+        ({"start_s": 2.0}, "encode.span", "2 to 2 s"),
+        ({"width": 10**12}, "encode.size", "1000000000000x64 px"),
+        ({"height": -1}, "encode.size", "64x-1 px"),
+    ],
+)
+def test_a_row_that_cannot_be_true_is_a_reject(
+    make_clip: MakeClip, changes: dict[str, Any], rule: str, measured: str
+) -> None:
+    clip = make_clip("a", **{"end_s": 2.0, "width": 64, "height": 64, **changes})
+    found = fits(clip, {"small": Canvas(area_px=4096, durations_s=(1.0,))}, grid)
+    assert isinstance(found, Reject)
+    assert (found.item, found.rule, found.measured) == (clip.clip_id, rule, measured)
 
 
 @given(st.integers(16, 4000), st.integers(16, 4000), st.floats(1.0, 30.0))

@@ -34,3 +34,18 @@ def test_a_share_that_is_no_number_is_refused(name: str, share: float) -> None:
     settings = {"conditions": {"t2va": 1.0}, "num_steps": 1, "learning_rate": 1.0, name: {"t2va": share}}
     with pytest.raises(ValueError, match=rf"{name}[\s\S]*finite"):
         Stage.model_validate(settings)
+
+
+@pytest.mark.parametrize("window", [(float("nan"), 1), (0, float("nan")), (0, float("inf")), (-0.1, 1), (0.6, 0.5)])
+def test_a_window_that_is_none_is_refused(window: tuple[float, float]) -> None:
+    settings = {"conditions": {"t2va": 1.0}, "num_steps": 1, "learning_rate": 1.0, "difficulty": window}
+    with pytest.raises(ValueError, match=r"difficulty .* is no window between 0 and 1"):
+        Stage.model_validate(settings)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "max_duration_s", "competence_start"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_setting_that_is_no_number_is_refused(name: str, value: float) -> None:
+    settings = {"conditions": {"t2va": 1.0}, "num_steps": 1, "learning_rate": 1.0, name: value}
+    with pytest.raises(ValueError, match=name):
+        Stage.model_validate(settings)

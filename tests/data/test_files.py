@@ -7,13 +7,14 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import pytest
 
 from data.files import (
     Holds,
+    alone,
     num_records,
     read_records,
     refuse_foreign_outputs,
@@ -127,6 +128,73 @@ def test_a_folder_of_another_origin_is_refused_before_the_work_too(tmp_path: Pat
     (tmp_path / "docs/clips/index.html").rename(tmp_path / "docs/clips/x")
     with pytest.raises(ValueError, match=r"docs: .*clips holds 1 things"):
         refuse_foreign_outputs(Places(pages=tmp_path / "empty", docs=tmp_path / "docs"))
+
+
+def test_a_link_to_a_folder_stays_and_what_it_means_is_replaced(tmp_path: Path) -> None:
+    disk, link = tmp_path / "disk" / "pages", tmp_path / "here" / "pages"
+    disk.mkdir(parents=True)
+    link.parent.mkdir()
+    link.symlink_to(disk)
+    for _ in range(2):
+        refuse_foreign_outputs(Places(pages=link))
+        write_page(link)
+    assert link.is_symlink()
+    assert [path.name for path in disk.iterdir()] == ["index.html"]
+    assert [path.name for path in (*link.parent.iterdir(), *disk.parent.iterdir())] == ["pages", "pages"]
+
+
+def test_a_link_to_a_file_gives_way_and_the_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "cached").write_text("of others")
+    (tmp_path / "mine").symlink_to(tmp_path / "cached")
+    write_text(tmp_path / "mine", "new")
+    assert [(tmp_path / name).read_text() for name in ("cached", "mine")] == ["of others", "new"]
+
+
+def test_a_folder_goes_neither_where_a_link_points_to_nothing_nor_over_a_disk(tmp_path: Path) -> None:
+    (tmp_path / "pages").symlink_to(tmp_path / "unplugged")
+    for refusing in (
+        lambda: refuse_foreign_outputs(Places(pages=tmp_path / "pages")),
+        lambda: write_page(tmp_path / "pages"),
+    ):
+        with pytest.raises(ValueError, match=r"pages is a link to .*unplugged, which is not there"):
+            refusing()
+    assert not (tmp_path / "unplugged").exists()
+    with pytest.raises(ValueError, match="pages: / is where a disk is mounted"):
+        refuse_foreign_outputs(Places(pages=Path("/")))
+
+
+def work_alone(folder: Path, pipe: Any) -> None:
+    with alone(folder, "encode.work"):
+        pipe.send("in")
+        time.sleep(60)
+
+
+def test_one_process_works_in_a_folder_and_its_death_lets_the_next_one_in(tmp_path: Path) -> None:
+    folder, (near, far) = tmp_path / "work", multiprocessing.Pipe()
+    other = multiprocessing.get_context("spawn").Process(target=work_alone, args=(folder, far))
+    other.start()
+    assert near.recv() == "in"
+    with (
+        pytest.raises(RuntimeError, match=r"encode\.work = .*work: another process works there"),
+        alone(folder, "encode.work"),
+    ):
+        pass
+    assert other.pid is not None
+    os.kill(other.pid, signal.SIGKILL)
+    other.join()
+    for _ in range(2):
+        with alone(folder, "encode.work"):
+            assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("below", ["", "a/b"])
+def test_a_file_where_a_folder_is_to_be_is_named_with_its_setting(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ValueError, match=r"encode\.work = .*: \S*/file is a file"),
+        alone(tmp_path / "file" / below, "encode.work"),
+    ):
+        pass
 
 
 def test_what_is_no_table_of_ours_is_named(tmp_path: Path) -> None:

@@ -188,6 +188,12 @@ def test_any_number_of_processes_shares_the_same_batch_out(num_clips: int, world
     assert float(average) == pytest.approx(float(sum(loss.values(), Fraction(0)) / num_clips))
 
 
+@pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_process_that_there_is_not_gets_no_share(rank: int, world_size: int) -> None:
+    with pytest.raises(ValueError, match=f"rank {rank} of {world_size} processes"):
+        share(StepBatch(0, "t2va", ("a", "b", "c"), ("t2va",) * 3), rank, world_size)
+
+
 def test_a_run_resumed_by_another_number_of_processes_sees_the_same_global_batches() -> None:
     undisturbed = Sampler(candidates(clips(50)), stage(conditions=MIXED, batch_size=5), 3)
     resumed = Sampler(candidates(clips(50)), stage(conditions=MIXED, batch_size=5), 3)
@@ -379,3 +385,10 @@ def test_a_curriculum_of_other_latents_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             candidates(rows, planned)
+
+
+@pytest.mark.parametrize("difficulty", [float("nan"), None, float("inf"), -0.1])
+def test_a_clip_whose_difficulty_is_none_is_named_and_not_left_out(difficulty: float | None) -> None:
+    planned = [*clips(3), clip(3, difficulty=difficulty)]
+    with pytest.raises(ValueError, match=r"difficulty of 1 of 4 .* no number .*clip-0003@small.*`soundstage plan`"):
+        candidates(clips(4), planned)

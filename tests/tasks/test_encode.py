@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from data.files import read_records, refuse_foreign_outputs, sha256, write_records
+from data.files import alone, read_records, refuse_foreign_outputs, sha256, write_records
 from data.latents import LatentStore
 from data.media import write_mp4
 from data.records import Clip, DataRefused, Reject, Source
-from data.workers import Pool
 from data.world import scene
 from models.families import load_encoders
-from tasks import encoding, packing, supply
+from tasks import encoding, indexing, packing, supply
 from tasks.encode import Config, run
 from tasks.jobs import jobs_of, lineage_of, shards
 from tasks.packing import Job
@@ -30,18 +29,25 @@ CANVASES = {"small": {"area_px": 256, "durations_s": [22 / 24]}}
 MODES = ("t2va", "fl2va_first", "fl2va")
 
 
-@pytest.fixture
-def clips(tmp_path: Path, make_clip: MakeClip) -> list[Clip]:
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory, make_clip: MakeClip) -> list[Clip]:
     """Two short films, the second one silent."""
+    folder = tmp_path_factory.mktemp("films")
     made: list[Clip] = []
     for index, name in enumerate(("bell", "silent")):
         seen = scene("base", index, 22 / 24, 24, 48, 8000, "bounce")
-        path = tmp_path / f"{name}.mp4"
+        path = folder / f"{name}.mp4"
         write_mp4(path, seen.frames_FHWC, seen.waveform_CT if name == "bell" else None, 24, 8000)
         made.append(
             make_clip(name, path=str(path), caption=seen.caption, has_audio=name == "bell", width=48, height=48)
         )
     return made
+
+
+@pytest.fixture
+def clips(films: list[Clip], tmp_path: Path) -> list[Clip]:
+    """The films, copied to where a test may do with them what it likes."""
+    return [film.model_copy(update={"path": shutil.copy(film.path, tmp_path)}) for film in films]
 
 
 def config_of(folder: Path, base: Path, clips: Sequence[Clip], **changes: Any) -> Config:
@@ -88,17 +94,56 @@ class InProcess:
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> InProcess:
+    return installed(monkeypatch)
+
+
+def installed(patch: pytest.MonkeyPatch) -> InProcess:
     result = InProcess()
-    monkeypatch.setattr(supply, "Pool", result.pool)
-    monkeypatch.setattr(encoding, "keep", result.keep)
-    encoding.loaded.cache_clear()
+    patch.setattr(supply, "Pool", result.pool)
+    patch.setattr(encoding, "keep", result.keep)
     return result
+
+
+@pytest.fixture
+def unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Great Expectations left out: a second a run, of tests that are about bytes."""
+    monkeypatch.setattr(indexing, "judge", lambda *_: None)
+
+
+def an_undisturbed_run(factory: pytest.TempPathFactory, base: Path, films: list[Clip], size: int) -> Path:
+    folder = factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        installed(patch)
+        run(config_of(folder, base, films, clips_per_shard=size))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, base: Path, films: list[Clip]) -> Path:
+    """Folder of an undisturbed run on the films; copy it to change it."""
+    return an_undisturbed_run(tmp_path_factory, base, films, 1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_in_one(tmp_path_factory: pytest.TempPathFactory, base: Path, films: list[Clip]) -> Path:
+    """The same with both clips in one shard."""
+    return an_undisturbed_run(tmp_path_factory, base, films, 8)
+
+
+@pytest.fixture(scope="module")
+def killed_in_one(tmp_path_factory: pytest.TempPathFactory, base: Path, films: list[Clip]) -> Path:
+    """Working folder of a run that was to write both clips into one shard, killed when five of six parts were made."""
+    folder = tmp_path_factory.mktemp("killed")
+    with pytest.MonkeyPatch.context() as patch:
+        installed(patch).stop_at = 5
+        with pytest.raises(KeyboardInterrupt):
+            run(config_of(folder, base, films, clips_per_shard=8))
+    return folder / "work"
 
 
 def made_by(pool: InProcess, config: Config) -> dict[str, int]:
     """How many entries had each part made by a run."""
     pool.made.clear()
-    encoding.loaded.cache_clear()
     run(config)
     return dict(pool.made)
 
@@ -108,30 +153,23 @@ ALL = {"picture": 2, "sound": 2, "text": 2}
 
 @pytest.mark.parametrize("stop_at", [0, 1, 2, 4, 5])
 def test_a_run_killed_at_any_part_makes_only_the_rest_and_gives_the_same_bytes(
-    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, stop_at: int
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, undisturbed: Path, unjudged: None, stop_at: int
 ) -> None:
-    undisturbed = run(config_of(tmp_path / "undisturbed", base, clips))
-    config = config_of(tmp_path / "killed", base, clips)
-    pool.made.clear()
+    config = config_of(tmp_path, base, clips)
     pool.stop_at = stop_at
     with pytest.raises(KeyboardInterrupt):
         run(config)
     assert not config.latents.exists()
     pool.made.clear()
     pool.stop_at = None
-    assert sha256(run(config)) == sha256(undisturbed)
+    assert sha256(run(config)) == sha256(undisturbed / "latents")
     assert pool.made.total() == 6 - stop_at
     assert sorted(path.name for path in config.work.iterdir()) == ["shards"]
 
 
-def test_real_processes_write_what_one_does(base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess) -> None:
-    here = run(config_of(tmp_path / "here", base, clips))
-    there = config_of(tmp_path / "there", base, clips, num_workers=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supply, "Pool", Pool)
-        patch.setattr(encoding, "keep", packing.keep)
-        run(there)
-    assert sha256(there.latents) == sha256(here)
+def test_real_processes_write_what_one_does(base: Path, clips: list[Clip], tmp_path: Path, undisturbed: Path) -> None:
+    there = run(config_of(tmp_path, base, clips, num_workers=2))
+    assert sha256(there) == sha256(undisturbed / "latents")
 
 
 def test_every_clip_is_in_the_store_with_all_variants(
@@ -165,9 +203,10 @@ def test_every_clip_is_in_the_store_with_all_variants(
 
 
 def test_only_what_changed_is_made_again_and_never_because_a_file_moved(
-    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, unjudged: None
 ) -> None:
     def again(**changes: Any) -> dict[str, int]:
+        encoding.loaded.cache_clear()  # a process of its own would load what was altered
         return made_by(pool, config_of(tmp_path, model, clips, **changes))
 
     model = tmp_path / "model"
@@ -205,7 +244,7 @@ def touch_weights(file: Path) -> None:
 
 
 def test_shards_that_hold_the_same_are_not_written_again(
-    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, unjudged: None
 ) -> None:
     config = config_of(tmp_path, base, clips, clips_per_shard=8)
     run(config)
@@ -269,39 +308,34 @@ def not_json(path: Path) -> None:
     "spoil", [cut, empty, flip, rename_an_array, change_a_key, swap, lose_facts, spoil_facts, not_json]
 )
 def test_what_an_earlier_run_kept_is_not_believed_when_it_is_damaged(
-    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, spoil: Callable[[Path], None]
-) -> None:
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, undisturbed: Path, unjudged: None,
+    spoil: Callable[[Path], None],
+) -> None:  # fmt: skip
     config = config_of(tmp_path, base, clips)
-    before = sha256(run(config))
-    kept = min((config.work / "shards").glob("sound-*.safetensors"))
-    data = kept.read_bytes()
-    kept.unlink()  # the store has links to the same bytes
-    kept.write_bytes(data)
-    spoil(kept)
+    for name in ("work", "latents"):
+        shutil.copytree(undisturbed / name, tmp_path / name)  # copies: the store has links to the same bytes
+    spoil(min((config.work / "shards").glob("sound-*.safetensors")))
     assert made_by(pool, config) == {"sound": 1}
     LatentStore(config.latents).verify()
-    assert sha256(config.latents) == before
+    assert sha256(config.latents) == sha256(undisturbed / "latents")
 
 
 @pytest.mark.parametrize("spoil", [cut, empty, flip, rename_an_array, swap])
 def test_parts_that_a_killed_run_finished_are_not_believed_when_they_are_damaged(
-    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, spoil: Callable[[Path], None],
-    capsys: pytest.CaptureFixture[str],
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, undisturbed_in_one: Path, killed_in_one: Path,
+    unjudged: None, spoil: Callable[[Path], None], capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    config = config_of(tmp_path / "killed", base, clips, clips_per_shard=8)
-    pool.stop_at = 5
-    with pytest.raises(KeyboardInterrupt):
-        run(config)
-    pool.stop_at = None
+    config = config_of(tmp_path, base, clips, clips_per_shard=8)
+    shutil.copytree(killed_in_one, config.work)
     damaged = min((config.work / "done").glob("text-*.safetensors"))
     spoil(damaged)
     assert made_by(pool, config) == {"text": 1, "sound": 1}
     assert f"encode: {damaged} of an earlier run is not whole" in capsys.readouterr().err
-    assert sha256(config.latents) == sha256(run(config_of(tmp_path / "undisturbed", base, clips, clips_per_shard=8)))
+    assert sha256(config.latents) == sha256(undisturbed_in_one / "latents")
 
 
 def test_what_is_not_ours_in_the_working_folder_stays(
-    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, capsys: pytest.CaptureFixture[str]
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, unjudged: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(tmp_path, base, clips)
     shards_folder = config.work / "shards"
@@ -345,6 +379,58 @@ def test_clips_that_say_or_sound_the_same_share_no_key(
     assert len(keys) == len(set(keys)) == 6
 
 
+def test_a_row_that_cannot_be_true_is_a_reject_and_no_reference_of_others(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+) -> None:
+    endless = clips[0].model_copy(update={"clip_id": "bell-000007", "start_s": 7.0, "end_s": float("inf")})
+    config = config_of(tmp_path, base, [endless, *clips], modes=("t2va", "ref2va"))
+    store = LatentStore(run(config))
+    assert [(row.clip_id, row.variants) for row in store.index.rows()] == [
+        ("bell-000000", ("t2va",)),
+        ("silent-000000", ("t2va",)),
+    ]
+    (reject,) = read_records(config.rejects, Reject)
+    assert (reject.item, reject.rule, reject.measured) == ("bell-000007", "encode.span", "7 to inf s")
+
+
+def test_a_clip_whose_own_references_were_not_accepted_is_told(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clips[0] = clips[0].model_copy(update={"references": ("gone.png",)})
+    config = config_of(tmp_path, base, clips, modes=("t2va", "ref2va"))
+    assert {row.variants for row in LatentStore(run(config)).index.rows()} == {("t2va",)}
+    said = "1 without ref2va since a reference of theirs was not accepted, first bell-000000"
+    assert said in capsys.readouterr().err
+    (found,) = (
+        item for item in json.loads(config.expectations.read_text())["outcomes"] if item["name"] == "own_references"
+    )
+    assert (found["critical"], found["num_unexpected"]) == (False, 1)
+    assert "bell-000000" in found["unexpected"][0]
+
+
+def test_two_runs_never_share_a_working_folder(base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess) -> None:
+    config = config_of(tmp_path, base, clips)
+    with alone(config.work, "the first"), pytest.raises(RuntimeError, match=r"encode\.work = .* another process works"):
+        run(config)
+    assert not pool.made
+    config.work.rmdir()
+    config.work.touch()
+    with pytest.raises(ValueError, match=r"encode\.work = \S+: \S+ is a file"):
+        run(config)
+
+
+def test_a_store_is_written_where_a_link_points_to(
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, unjudged: None
+) -> None:
+    config = config_of(tmp_path / "here", base, clips)
+    (tmp_path / "disk").mkdir()
+    config.latents.symlink_to(tmp_path / "disk")
+    for _ in range(2):
+        run(config)
+    assert config.latents.is_symlink()
+    LatentStore(tmp_path / "disk").verify()
+
+
 def test_a_clip_whose_other_sound_is_gone_is_a_reject(
     base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
 ) -> None:
@@ -382,12 +468,10 @@ def test_a_clip_is_decoded_once_for_all_its_canvases(
 
 
 def test_batches_give_nearly_the_same_and_depend_on_the_shard_alone(
-    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess
+    base: Path, clips: list[Clip], tmp_path: Path, pool: InProcess, undisturbed_in_one: Path, unjudged: None
 ) -> None:
-    one, two = (
-        LatentStore(run(config_of(tmp_path / str(size), base, clips, clips_per_shard=8, batch_size=size)))
-        for size in (1, 2)
-    )
+    one = LatentStore(undisturbed_in_one / "latents")
+    two = LatentStore(run(config_of(tmp_path / "2", base, clips, clips_per_shard=8, batch_size=2)))
     for left, right in zip(one.index.rows(), two.index.rows(), strict=True):
         torch.testing.assert_close(one.read(left, "video"), two.read(right, "video"), atol=1e-4, rtol=1e-4)
     config = config_of(tmp_path / "killed", base, clips, clips_per_shard=8, batch_size=2)

@@ -41,8 +41,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *words: str) -> object:
-    assert main(["inspect", *words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    status = main(["inspect", *words, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    verdicts = {item["verdict"] for item in (found if isinstance(found, list) else [found])}
+    assert (status == 0) == ("rejected" not in verdicts)
+    return found
 
 
 def test_json_is_the_contract_and_every_file_has_its_verdict(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +116,7 @@ def test_what_was_not_read_or_measured_is_no_fact(place: Path, capsys: pytest.Ca
     message = found[3]["rejects"][0]["message"]
     assert message.startswith("is cut short: ")
     assert message.endswith("wanted is a video that is there, whole, and given once (validate.usable)")
-    assert main(["inspect", "absent.mp4"]) == 0
+    assert main(["inspect", "absent.mp4"]) == 2
     assert len(capsys.readouterr().out.splitlines()) < 8
 
 
@@ -130,7 +133,7 @@ def test_black_is_named_as_the_reason_and_spans_of_one_fault_share_a_line(
         ["100.0% of the frames are black; wanted is a picture for 0.917 s on end (cut.black)"],
         ["none of 3 spans passes; the first has freeze_share = 1; limit cut.filters.max_freeze_share = 0.9"],
     ]
-    assert main(["inspect", "frozen.mp4"]) == 0
+    assert main(["inspect", "frozen.mp4"]) == 5
     text = capsys.readouterr().out
     assert text.count("freeze_share = 1;") == 2
     assert "from 0.000, 0.917, 1.833 s: freeze_share = 1; limit cut.filters.max_freeze_share = 0.9" in text
@@ -148,9 +151,31 @@ def test_text_gives_the_verdict_first_and_hides_control_characters(
 
 
 @pytest.mark.parametrize("words", [[], ["good.mp4", "--jsn"], ["good.mp4", "nonsense.x=1"]])
-def test_misuse_alone_has_an_exit_status(place: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_misuse_has_an_exit_status(place: Path, words: list[str]) -> None:
     try:
         status = main(["inspect", *words])
     except SystemExit as left:
         status = left.code
     assert status == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "said"),
+    [
+        (["good.mp4", "a=b.mp4"], 0, ""),
+        (["good.mp4", "short.mp4"], 5, "1 of 2 rejected: short.mp4"),
+        (["absent.mp4", "short.mp4"], 2, "1 of 2 not there: absent.mp4"),
+    ],
+)
+def test_the_exit_status_says_whether_every_file_would_be_used(
+    place: Path, names: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", *names]) == status
+    out, err = capsys.readouterr()
+    assert [line.partition(":")[0] for line in out.splitlines() if line and line[0] != " "] == names
+    assert said in err
+
+
+def test_help_says_what_the_exit_status_means(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--help"]) == 0
+    assert "5\nwhere one is rejected, and 2 where one does not exist" in capsys.readouterr().out

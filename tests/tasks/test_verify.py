@@ -14,6 +14,7 @@ from moto.server import ThreadedMotoServer
 from data import remote
 from data.latent_shards import Broken
 from data.latents import LatentStore
+from tasks.__main__ import main
 from tasks.verify import Config, run
 
 
@@ -55,6 +56,12 @@ def spoil(path: Path) -> None:
 def test_a_whole_store_is_described(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verified(store) == LatentStore(store).fingerprint
     assert "is whole: 6 entries in 5 shards, h3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nothing", ["latents=", "latents=''", "latents=null"])
+def test_no_store_is_answered_by_the_name_of_the_setting(nothing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", nothing]) == 2
+    assert capsys.readouterr().err.startswith("soundstage verify: latents: is empty; name the folder of a latent store")
 
 
 def test_every_altered_file_is_named(store: Path) -> None:
