@@ -25,11 +25,11 @@ WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_checkpoint_wrapped_mod
 def groups_of(
     groups: Mapping[str, str], blocks: str, num_blocks: int, num_ranges: int = 4, split: str = "attention|feed-forward"
 ) -> dict[str, str]:
-    """Patterns of parameter names by group, with those of the blocks by depth: `attention 0-7`, `attention 8-15`…
+    r"""Patterns of parameter names by group, with those of the blocks by depth: `attention 0-7`, `attention 8-15`…
 
     Args:
         groups: As `models.families.sketches.Sketch.groups`; the first that matches counts.
-        blocks: Regular expression of a block, its number as `\\d+`, as `Sketch.units`.
+        blocks: Regular expression of a block, its number as `\d+`, as `Sketch.units`.
         num_blocks: Of the transformer.
         num_ranges: As many ranges of blocks, or fewer where there are fewer blocks.
         split: Regular expression of the groups that are told apart by depth.
