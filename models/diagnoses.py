@@ -65,17 +65,18 @@ def watch_embedding(
     Raises:
         ValueError: no module has such a name.
     """
-    module = next((module for name, module in model.named_modules() if re.fullmatch(embedder, name)), None)
+    parts: dict[str, torch.nn.Module] = dict(cast(Any, model).named_modules())
+    module = next((part for name, part in parts.items() if re.fullmatch(embedder, name)), None)
     if module is None:
         raise ValueError(f"no module named {embedder} in {type(model).__name__}; its timesteps cannot be watched")
 
     def hook(_: torch.nn.Module, given: Any, made: Any) -> None:
-        handle.remove()
+        handles.pop().remove()
         result = cast(Tensor, made[0] if isinstance(made, tuple) else made)
         tell(embedding_shape(result.shape, math.prod(cast(Tensor, given[0]).shape[:-1]), width))
 
-    handle = module.register_forward_hook(hook)
-    return handle
+    handles = [module.register_forward_hook(hook)]
+    return handles[0]
 
 
 # -- from the curve ----------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ def by_level(rows: Sequence[Row], modality: str) -> dict[int, tuple[float, float
 def noise_schedule(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     """Loss by noise level against what it can be: not above guessing, not flat there, no worse estimate of less noise.
 
-    Rows of one step hold one noise level a modality; judge as many steps as fill the bins, of one state of the model.
+    A row holds one noise level a modality; judge as many rows as fill the bins, of nearly one state of the model.
     """
     step = int(rows[-1]["step"]) if rows else 0
     nothing = 1 + limits.variance
@@ -198,7 +199,7 @@ def gradient_band(rows: Sequence[Row], limits: Limits) -> list[Finding]:
         Finding(
             name=f"{kind} gradients",
             step=step,
-            measured=f"norm {last:.3g}, median of the last {min(len(norms), limits.window)} steps",
+            measured=f"norm {last:.3g}, median of the last {min(len(norms), limits.window)} rows",
             limit=f"{low:.3g} to {high:.3g} (the run's median is {usual:.3g})",
             advice=advice,
         )
@@ -255,7 +256,7 @@ def no_improvement(rows: Sequence[Row], limits: Limits, num_windows: int = 4) ->
                 Finding(
                     name=f"loss_{modality} does not improve",
                     step=int(rows[-1]["step"]),
-                    measured=f"{fmean(before):.4g} of what a line reaches, then {fmean(after):.4g}, over {size} steps each",
+                    measured=f"{fmean(before):.4g} of what a line reaches, then {fmean(after):.4g}, over {size} rows each",
                     limit=f"a fall of {2 * scatter:.2g}, twice the standard error",
                     advice="look at samples; end the stage (plateau), lower learning_rate, or add data",
                 )

@@ -16,7 +16,7 @@ class Limits(Frozen):
     """How far a run may go before something is said."""
 
     window: int = 50
-    """Steps that are judged together."""
+    """Rows of the curve that are judged together: one a step and noise level."""
     variance: float = 1.0
     """Of normalised latents."""
     bound_margin: float = 1.15

@@ -65,6 +65,15 @@ def settled(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def small_work(device: torch.device) -> torch.Tensor:
+    """Some products of matrices: 10¹² operations on an accelerator, 3·10⁸ on a CPU."""
+    side, kind = (256, torch.float32) if device.type == "cpu" else (4096, torch.bfloat16)
+    result = factor = torch.full((side, side), 1 / side, device=device, dtype=kind)
+    for _ in range(8):
+        result = result @ factor
+    return result
+
+
 class Reading(NamedTuple):
     """What one interval measured, the same in all processes."""
 
@@ -80,7 +89,7 @@ class Meters(lightning.Callback):
     """Measures every step, and every `log_every` steps tells the sinks. Put it first, and its `last` last.
 
     Between the two lies the work of other callbacks (states, samples), which counts as `other_share` and not as
-    waiting. Training calls `computed` once a step, when it has computed all it can without the other processes.
+    waiting. `compute_s` finds slow processes, which the time of a step hides, since all wait for the slowest.
 
     Args:
         num_steps: Of the whole stage.
@@ -91,9 +100,12 @@ class Meters(lightning.Callback):
             a number for each clip; None is not known.
         peak_tflops: Of one device in the precision of computing, 10¹² a second; None is not known.
         memory_alert_share: Share of the device's memory above which it warns, once.
+        sharded: Whether forward passes gather weights (FSDP), so that no part of a step is a process's own: `compute_s`
+            is then the time of a small computation that each does alone.
         sinks: Where readings go, with the numbers of the curve's row.
         clock: Seconds, from anywhere.
         memory: What `device` has in use.
+        probe: The small computation.
     """
 
     def __init__(
@@ -106,9 +118,11 @@ class Meters(lightning.Callback):
         flops: float | Callable[[Mapping[str, Any]], float] | None = None,
         peak_tflops: float | None = None,
         memory_alert_share: float = 0.9,
+        sharded: bool = False,
         sinks: Sequence[Sink] = (),
         clock: Callable[[], float] = time.perf_counter,
         memory: Callable[[torch.device], Memory] = memory_of,
+        probe: Callable[[torch.device], object] | None = None,
     ) -> None:
         if log_every < 1:
             raise ValueError(f"log_every is {log_every} steps; at least 1")
@@ -116,6 +130,7 @@ class Meters(lightning.Callback):
         self._flops, self._peak = flops, peak_tflops
         self._alert_share, self._alerted = memory_alert_share, False
         self._sinks, self._clock, self._memory = tuple(sinks), clock, memory
+        self._sharded, self._probe = sharded, probe or small_work
         self.last = Last(self)
         self.readings: list[Reading] = []
         self._free = self._began = self._clock()
@@ -140,14 +155,12 @@ class Meters(lightning.Callback):
         self._began, self._compute = self._clock(), None
         self._loader_s += self._began - self._free
 
-    def computed(self) -> None:
-        """Note how long this process computed by itself; training calls it before the first collective of a step.
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:  # noqa: ARG002 # Lightning's signature
+        """Note how long this process has computed by itself: under DDP the last backward pass of a step sends first.
 
         Only the last step of an interval is measured, since waiting for the device slows a step down.
-        Under DDP that is before the backward pass of the last micro-batch. Under FSDP every forward pass gathers, so
-        call it before the first: it then tells of slow hosts and copies, and not of slow devices.
         """
-        if self._logs and self._compute is None:
+        if self._logs and not self._sharded:
             settled(self._device)
             self._compute = self._clock() - self._began
 
@@ -160,6 +173,8 @@ class Meters(lightning.Callback):
             settled(self._device)
         self._free = self._clock()
         self._step_s += self._free - self._began
+        if logs and self._sharded:
+            self._compute = self._probed()
         self._steps += 1
         for name in self._counts:
             self._counts[name] += float(done[name])
@@ -170,6 +185,15 @@ class Meters(lightning.Callback):
             self._flops_done += flops(done) if callable(flops) else flops * float(done["num_clips"])
         if logs:
             self._tell(done)
+
+    def _probed(self) -> float:
+        """Time of a small computation that every process does alone, s; done once before, so that all is loaded."""
+        self._probe(self._device)
+        settled(self._device)
+        began = self._clock()
+        self._probe(self._device)
+        settled(self._device)
+        return self._clock() - began
 
     def _ends(self, step: int) -> bool:
         """Whether a step is the last of an interval."""
@@ -214,7 +238,7 @@ class Meters(lightning.Callback):
                 numbers[f"memory_{name}_bytes/{rank}"] = float(getattr(taken, f"{name}_bytes"))
             numbers[f"memory_share/{rank}"] = taken.share
             if compute is None:
-                missing[f"compute_s/{rank}"] = "training did not say when the first collective came"
+                missing[f"compute_s/{rank}"] = "no backward pass of the step was seen"
             else:
                 numbers[f"compute_s/{rank}"] = compute
         self._alert([taken for taken, *_ in everyone])

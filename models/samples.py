@@ -75,7 +75,8 @@ def chosen(store: LatentStore, num_samples: int, seed: int, modes: Sequence[Mode
 @contextmanager
 def undisturbed(module: torch.nn.Module) -> Generator[None]:
     """Evaluate a module, and leave it, its gradients and all generators of random numbers as they were."""
-    training = {name: part.training for name, part in module.named_modules()}
+    parts = list(module.modules())
+    training = [part.training for part in parts]
     known = random.getstate(), np.random.get_state()  # noqa: NPY002 # libraries draw from it
     device = torch.accelerator.current_accelerator()
     kind = "cuda" if device is None else device.type
@@ -85,8 +86,8 @@ def undisturbed(module: torch.nn.Module) -> Generator[None]:
         with torch.random.fork_rng(devices, device_type=kind), torch.no_grad():
             yield
     finally:
-        for name, part in module.named_modules():
-            part.training = training[name]
+        for part, was in zip(parts, training, strict=True):
+            part.training = was
         random.setstate(known[0])
         np.random.set_state(known[1])  # noqa: NPY002
 
@@ -184,8 +185,8 @@ class Samples(lightning.Callback):
             for wanted, made in zip(self._wanted, latents, strict=True):
                 row, shape = wanted.row, wanted.row.shape
                 frames_FHWC, waveform_CT = encoders.decode(*made, shape)
-                stored = (self._store.read(row, name).clone() for name in ("video", "audio"))
-                real_FHWC, _ = encoders.decode(*stored, shape)
+                video, audio = (self._store.read(row, name).clone() for name in ("video", "audio"))
+                real_FHWC, _ = encoders.decode(video, audio, shape)
                 path = temporary / f"{wanted.name}.mp4"
                 write_mp4(path, frames_FHWC, waveform_CT, row.frame_rate, encoders.decoded_rate_hz)
                 score = self._measure(real_FHWC, frames_FHWC) if self._measure is not None else None

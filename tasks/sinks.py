@@ -41,7 +41,7 @@ HELP = {
     "memory_peak_bytes": "Most of it so far.",
     "memory_unused_bytes": "Reserved by the allocator and in no tensor.",
     "memory_share": "Share of the whole device that has been taken.",
-    "compute_s": "Seconds from a batch's arrival to the first collective of its step.",
+    "compute_s": "Seconds that each process computed by itself: to its first collective, or of a fixed small work under FSDP.",
 }
 """What Prometheus says of each number; others are explained by their names."""
 CLOSING_S = 30.0

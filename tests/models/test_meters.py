@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from models.meters import Memory, Meters, memory_of, slow_ranks
+from models.meters import Memory, Meters, memory_of, slow_ranks, small_work
 from models.ranks import Ranks
 
 GIB = 2**30
@@ -63,7 +63,7 @@ def drive(
         clock.now += wait
         meters.on_train_batch_start(nothing, nothing, None, step)
         clock.now += compute
-        meters.computed()
+        meters.on_before_backward(nothing, nothing, None)
         clock.now += rest
         meters.on_train_batch_end(nothing, nothing, done(step), None, step)
         clock.now += other
@@ -153,7 +153,36 @@ def test_without_a_word_from_training_the_compute_time_is_missing_and_not_zero()
     clock.now += 1
     meters.on_train_batch_end(nothing, nothing, done(0), None, 0)
     assert "compute_s/0" not in meters.readings[0].numbers
-    assert "first collective" in meters.readings[0].missing["compute_s/0"]
+    assert "no backward pass" in meters.readings[0].missing["compute_s/0"]
+
+
+def test_only_the_last_backward_pass_of_a_step_ends_own_computing() -> None:
+    clock = Clock()
+    meters = made(clock, log_every=1)
+    nothing: Any = None
+    meters.on_train_batch_start(nothing, nothing, None, 0)
+    for _ in range(3):  # micro-batches
+        clock.now += 2
+        meters.on_before_backward(nothing, nothing, None)
+        clock.now += 1
+    meters.on_train_batch_end(nothing, nothing, done(0), None, 0)
+    assert meters.readings[0].numbers["compute_s/0"] == pytest.approx(8.0)
+    assert meters.readings[0].numbers["step_s"] == pytest.approx(9.0)
+
+
+def test_where_weights_are_gathered_each_does_a_small_work_alone_which_is_no_part_of_the_step() -> None:
+    clock = Clock()
+
+    def work(device: torch.device) -> None:
+        clock.now += 7.0
+
+    meters = made(clock, log_every=2, sharded=True, probe=work)
+    drive(meters, clock, range(4), wait=0, compute=2.0, rest=1.0, other=0)
+    numbers = meters.readings[1].numbers
+    assert numbers["compute_s/0"] == pytest.approx(7.0)
+    assert numbers["step_s"] == pytest.approx(3.0)
+    assert numbers["loader_share"] == 0.0
+    assert float(small_work(CPU)[0, 0]) == pytest.approx(1 / 256)  # powers of the mean are the mean
 
 
 def test_slow_ranks_are_those_beyond_the_factor() -> None:
@@ -228,4 +257,5 @@ def test_lightning_hands_over_what_the_step_returned_and_calls_the_last_behind_t
     assert [step for step, _ in told] == [2, 5]
     assert told[0][1]["loss_video"] > told[1][1]["loss_video"] > 0
     assert meters.readings[1].numbers["loader_share"] == 0.0
+    assert meters.readings[1].numbers["compute_s/0"] == 0.0  # the hook was called; the clock stood still
     assert meters.readings[1].numbers["other_share"] == pytest.approx(1.0)
