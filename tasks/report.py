@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from data.files import sha256
 from data.records import Clip, ClipShape, Comparison, Frozen, MetricValue, Reject, Report, Treatment
-from tasks import charts
+from tasks import charts, curriculum_picture
 from tasks.explain import on_page
 from tasks.generations import BASE, BASE_TEXT, CROSSFADE, RECONSTRUCTION, SWAPPED, TUNED, TUNED_TEXT
 
@@ -103,6 +103,7 @@ def render(report: Report, page: Page, media: Path) -> str:
             for title, key in (("Picture", "loss_video"), ("Sound", "loss_audio"))
         ],
         stages=[(curve.stage, len(curve.rows)) for curve in curves],
+        stages_picture=curriculum_picture.draw(page.checkpoints),
         curriculum=data_address(page.curriculum_picture, "image/png"),
         left=left_words(page.rejects), num_treated=len({row.item for row in page.treatments}),
         treatments=grouped(page.treatments), lineage=lineage(report, page),

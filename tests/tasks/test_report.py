@@ -138,12 +138,21 @@ def test_rejects_treatments_lineage_and_stages_are_on_the_page(page: Page, make_
     assert html.index(">easy</text>") < html.index(">all</text>")
 
 
+def test_the_whole_curriculum_is_on_the_page_as_one_drawing(page: Page, make_report: Maker, tmp_path: Path) -> None:
+    html = render(make_report(), page, tmp_path / "media")
+    assert html.count('<svg class="plot curriculum"') == 1
+    assert 'aria-label="Curriculum: 2 stages over 90 steps"' in html
+    for word in ("curriculum", "window", "replay", "rate", "mode0"):
+        assert f".{word}" in html[: html.index("</style>")]  # what it is coloured by
+
+
 def test_a_bare_page_without_videos_curves_or_groups_still_renders(make_report: Maker, tmp_path: Path) -> None:
     bare = Page(shape=ClipShape(), num_inference_steps=1, checkpoints=tmp_path / "none", splits=tmp_path / "none")
     write_page(tmp_path, make_report().model_copy(update={"comparisons": (), "metrics": ()}), bare)
     html = (tmp_path / "report.html").read_text()
     assert "nothing could be compared" in html
     assert "No loss was logged" in html
+    assert "The whole curriculum" not in html
 
 
 def test_curves_are_in_the_order_of_the_curriculum_and_skip_steps_without_sound(page: Page) -> None:
