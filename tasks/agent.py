@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -32,7 +33,8 @@ OTHERS = re.compile(
 
 def main(folder: Path, grace_s: float, words: list[str]) -> int:
     """Run torchrun; the exit status is 0, 1 for a failure, which then stands in `folder`, or EXIT_PREEMPTED."""
-    threading.Thread(target=follow, args=(lifeline(), grace_s), daemon=True).start()
+    alone = threading.Event()
+    threading.Thread(target=follow, args=(lifeline(), grace_s, alone), daemon=True).start()
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -47,6 +49,8 @@ def main(folder: Path, grace_s: float, words: list[str]) -> int:
     try:
         torchrun.run(torchrun.parse_args(words))
     except SignalException:
+        if alone.is_set():
+            shutil.rmtree(folder, ignore_errors=True)  # who made it is gone
         return EXIT_PREEMPTED
     except ChildFailedError as error:
         failure = first(error.failures)
@@ -65,9 +69,10 @@ def lifeline() -> int:
     return pipe
 
 
-def follow(pipe: int, grace_s: float) -> None:
+def follow(pipe: int, grace_s: float, alone: threading.Event) -> None:
     """Stop when the launcher is gone, at once if the main thread hangs in a call that hears no signal."""
     os.read(pipe, 1)
+    alone.set()
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(grace_s + MARGIN_S)
     end(lambda: [number for number in marked(MARK, os.environ[MARK]) if number != os.getpid()], 0)

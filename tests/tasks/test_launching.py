@@ -97,7 +97,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
             f"try: LocalLauncher().run({command(tmp_path, body)!r}, given, os.environ)\n"
             "except Exception as error: sys.exit(say('train', error))\n"
         )
-        mine.append(subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True))
+        (tmp_path / "scratch").mkdir(exist_ok=True)
+        around = os.environ | {"TMPDIR": str(tmp_path / "scratch")}
+        mine.append(subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, env=around))
         return mine[-1]
 
     yield begin
@@ -134,6 +136,7 @@ def ended(process: subprocess.Popen[str], folder: Path) -> tuple[int, str]:
     """Exit status and the launcher's own line; nothing of it is left."""
     _, said = process.communicate(timeout=90)
     assert not pids(folder)
+    assert not list((folder / "scratch").glob("soundstage-*"))
     lines = [line for line in said.splitlines() if line.startswith("soundstage train: ")]
     assert len(lines) == (process.returncode != 0), said
     assert "Traceback" not in said
@@ -246,6 +249,7 @@ def test_processes_of_a_killed_launcher_save_and_leave(tmp_path: Path, start: St
     wait_until_at_work(tmp_path)
     process.kill()
     wait_for(lambda: not pids(tmp_path), "the processes to leave")
+    wait_for(lambda: not list((tmp_path / "scratch").glob("soundstage-*")), "torchrun to clear up")
     assert saved(tmp_path)
 
 
