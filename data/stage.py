@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from data.conditions import Mode
+from data.plateau import Plateau
 from data.records import Frozen
 
 
@@ -113,6 +114,8 @@ class Stage(Frozen):
     """AdamW's, decoupled."""
     gradient_clip: float = Field(default=1.0, gt=0)
     """Most norm that the gradient of an update may have."""
+    plateau: Plateau | None = None
+    """Ends the stage early where a quantity has stopped improving; None runs all steps."""
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
     """Keep a moving average of what is trained and write that as the checkpoint; 0.999 is usual, None keeps none."""
     lora_rank: int = Field(default=16, gt=0)

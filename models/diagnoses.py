@@ -104,12 +104,12 @@ def noise_schedule(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     A row holds one noise level a modality; judge as many rows as fill the bins, of nearly one state of the model.
     """
     step = int(rows[-1]["step"]) if rows else 0
-    nothing = 1 + limits.variance
     findings: list[Finding] = []
     for modality in MODALITIES:
         levels = by_level(rows, modality)
         if not levels:
             continue
+        nothing = 1 + limits.variance[modality]
         sigma, worst = max(levels.values(), key=lambda pair: pair[1])
         losses = [loss for _, loss in levels.values()]
         spread = max(losses) / min(losses) - 1
@@ -148,7 +148,7 @@ def learned_line(rows: Sequence[Row], limits: Limits) -> list[Finding]:
         ratios = {
             sigma: (loss, bound)
             for sigma, loss in by_level(rows, modality).values()
-            if loss > limits.bound_margin * (bound := best_line(sigma, limits.variance))
+            if loss > limits.bound_margin * (bound := best_line(sigma, limits.variance[modality]))
         }
         if ratios:
             sigma, (loss, bound) = max(ratios.items(), key=lambda item: item[1][0] / item[1][1])
@@ -245,7 +245,7 @@ def no_improvement(rows: Sequence[Row], limits: Limits, num_windows: int = 4) ->
     findings: list[Finding] = []
     for modality in MODALITIES:
         pairs = [(float(row[f"loss_{modality}"]), row.get(f"sigma_{modality}", 0.0)) for row in rows]
-        losses = [loss / best_line(sigma, limits.variance) for loss, sigma in pairs if loss]
+        losses = [loss / best_line(sigma, limits.variance[modality]) for loss, sigma in pairs if loss]
         size = num_windows * limits.window
         if len(losses) < 2 * size:
             continue

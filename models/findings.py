@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import warnings
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -17,8 +17,8 @@ class Limits(Frozen):
 
     window: int = 50
     """Rows of the curve that are judged together: one a step and noise level."""
-    variance: float = 1.0
-    """Of normalised latents."""
+    variance: dict[str, float] = {"video": 1.0, "audio": 1.0}
+    """Mean square of the latents of each modality: 1 where they are normalised over the whole dataset."""
     bound_margin: float = 1.15
     """How far above a bound a bin's mean loss may lie: means of few draws scatter."""
     order_margin: float = 1.5
@@ -68,11 +68,11 @@ class Findings:
             self.known = {item.name: item for item in map(Finding.model_validate, written)}
 
     def tell(self, found: Iterable[Finding]) -> list[Finding]:
-        """Warn of what has not been said, write it down, and return it."""
+        """Say what has not been said, on stderr, write it down, and return it."""
         new = [finding for finding in found if finding.name not in self.known]
         for finding in new:
             self.known[finding.name] = finding
-            warnings.warn(str(finding), stacklevel=2)
+            sys.stderr.write(f"train: {finding}\n")
         if new and self._path is not None:
             content = [finding.model_dump() for finding in self.known.values()]
             write_text(self._path, json.dumps(content, indent=1) + "\n")

@@ -6,6 +6,7 @@ Letters: B clips of a batch, L noise levels of a step; see `models.families` for
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from data.stage import Stage
-from models import adapters, parallel
+from models import adapters, gradients, parallel
 from models.families import Family
 from models.loading import Forward, Item, sliced
 from models.objective import Levels, Losses, Objective, guidance_of, levels_of
@@ -61,20 +62,24 @@ class SupervisedFineTuning(lightning.LightningModule):
         self.transformer = family.transformer
         self.stage, self.running = stage, running
         self._family, self._seed, self._compiled = family, seed, compiled
-        self._guidance = guidance_of(stage.guidance, family)
-        self._objective = Objective(family, self._guidance, adapters.NAME if stage.method == "lora" else None)
+        self.guidance = guidance_of(stage.guidance, family)
+        self._objective = Objective(family, self.guidance, adapters.NAME if stage.method == "lora" else None)
         self.first = self._objective.first.transformer if self._objective.first else None
         self._prepared = False
         self.scaler: torch.amp.GradScaler | None = None
         self.average: dict[str, Tensor] = {}
         """Moving average of this process's part of what is trained, where the stage keeps one."""
+        self.groups: Mapping[str, str] = {}
+        """Patterns of parameter names by group, for gradient norms by group; none measures none."""
+        self.log_every = 10
+        """Steps between them."""
         self.curve: list[Row] = []
         """A row a step and noise level: losses by modality. Holds no clock, so it repeats exactly."""
 
     @property
     def needs_bare(self) -> bool:
         """Whether batches must bring their conditions without captions too."""
-        return self._guidance.form == "contrast"
+        return self.guidance.form == "contrast"
 
     def configure_model(self) -> None:
         """Make the transformer ready for the devices, once Lightning has set them up."""
@@ -122,8 +127,9 @@ class SupervisedFineTuning(lightning.LightningModule):
             with self._held_back(last := number == len(item.forwards) - 1):
                 parallel.set_gradient_sync(self.transformer, on=last)
                 parts.append(self._pass(item, forward))
-        sums, norm = self._summed(item, parts), self._clipped(optimiser)
+        sums, (norm, norms) = self._summed(item, parts), self._clipped(optimiser, item.drawn.step)
         rows = self._rows(item, sums, norm, rate)
+        rows[-1] |= norms
         self._refuse_non_finite(item, parts, sums, norm)
         self._step(optimiser)
         self.curve += rows
@@ -151,18 +157,24 @@ class SupervisedFineTuning(lightning.LightningModule):
         video = levels.weight_video * losses.video_B.sum() / item.num_clips
         audio = levels.weight_audio * losses.audio_B.sum() / max(1, item.num_heard)
         drift = losses.drift_video_B.sum() / item.num_clips + losses.drift_audio_B.sum() / max(1, item.num_heard)
-        loss = self.stage.video_weight * video + self.stage.audio_weight * audio + self._guidance.weight * drift
+        loss = self.stage.video_weight * video + self.stage.audio_weight * audio + self.guidance.weight * drift
         # Processes' gradients are averaged, and these are parts of a sum.
         loss = loss * (self.trainer.world_size * forward.counts)
         self.manual_backward(self.scaler.scale(loss) if self.scaler else loss)
         return Part(forward, levels, Losses(*(part.detach() for part in losses)))
 
-    def _clipped(self, optimiser: torch.optim.Optimizer) -> float:
-        """Norm of the gradient of the update, before it was clipped."""
+    def _clipped(self, optimiser: torch.optim.Optimizer, step: int) -> tuple[float, dict[str, float]]:
+        """Norm of the gradient of the update, before it was clipped; every so many steps by group of modules too."""
         if self.scaler:
             self.scaler.unscale_(optimiser)
+        norms: dict[str, float] = {}
+        if self.groups and (step + 1) % self.log_every == 0:
+            norms = gradients.norms(self.transformer.named_parameters(), self.groups)
         norm = torch.nn.utils.clip_grad_norm_([item for _, item in self.trained()], self.stage.gradient_clip)
-        return float(cast(Any, norm).full_tensor() if isinstance(norm, DTensor) else norm)
+        whole = float(cast(Any, norm).full_tensor() if isinstance(norm, DTensor) else norm)
+        return whole, {
+            f"gradient/{name}": float(f"{value:.6g}") for name, value in norms.items() if name != gradients.ALL
+        }
 
     def _step(self, optimiser: torch.optim.Optimizer) -> None:
         """The optimiser's step, and the moving average's."""
@@ -207,7 +219,7 @@ class SupervisedFineTuning(lightning.LightningModule):
                 "gradient_norm": float(f"{norm:.6g}"),
                 "learning_rate": rate,
             }
-            if self._guidance.form == "drift":
+            if self.guidance.form == "drift":
                 row["drift"] = round(drift_video / max(1, clips) + drift_audio / max(1, heard), 6)
             rows.append(row)
         return rows
@@ -256,8 +268,8 @@ def eight_bit(trained: list[torch.nn.Parameter], settings: dict[str, Any]) -> to
 class Bar(lightning.Callback):
     """A progress bar over the whole stage, with the mean losses of the last steps."""
 
-    def __init__(self, title: str, num_steps: int) -> None:
-        self._title, self._num_steps = title, num_steps
+    def __init__(self, title: str, num_steps: int, words: Callable[[], dict[str, str]] = dict) -> None:
+        self._title, self._num_steps, self._words = title, num_steps, words
         self._bar: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 # Lightning's signature
@@ -272,7 +284,8 @@ class Bar(lightning.Callback):
         """Move on by one step."""
         recent = cast(SupervisedFineTuning, pl_module).curve[-50:]
         means = {name: sum(float(row[f"loss_{name}"]) for row in recent) / len(recent) for name in ("video", "audio")}
-        self._bar.set_postfix({name: f"{mean:.3f}" for name, mean in means.items()}, refresh=False)
+        shown = {name: f"{mean:.3f}" for name, mean in means.items()} | self._words()
+        self._bar.set_postfix(shown, refresh=False)
         self._bar.update()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 # Lightning's signature

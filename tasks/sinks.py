@@ -51,6 +51,8 @@ CLOSING_S = 30.0
 class Watching(Frozen):
     """What is watched of a running stage, and where it is told."""
 
+    folder: Path = Path("data/store/work/watch")
+    """Gets findings and samples, in a folder a stage."""
     log_every: int = Field(default=10, gt=0)
     """Steps between two readings of the meters."""
     tensorboard: Path | None = None

@@ -18,6 +18,7 @@ from data.files import write_text
 from data.stage import Stage
 from models.running import Running
 from tasks.launching import Launch, LocalLauncher, inside, needs_launcher
+from tasks.sinks import Watching
 
 MICRO_BATCH = "micro_batch"
 """File of a stage's work that holds the micro-batch that memory turned out to allow."""
@@ -58,6 +59,8 @@ class Config(Running):
     """Compile the transformer's repeated blocks with torch.compile."""
     launch: Launch = Launch()
     """Processes and machines."""
+    watch: Watching = Watching()
+    """What is watched of a running stage."""
     timeout_s: float = Field(default=1800, gt=0)
     """How long processes wait for each other before they give up, s."""
     work: Path = Path("data/store/work/train")

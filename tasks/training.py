@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from models.families import Family
     from models.sft import SupervisedFineTuning
     from tasks.train import Config
+    from tasks.watching import Watch
 
 
 def train(config: Config, name: str) -> None:
@@ -30,6 +31,7 @@ def train(config: Config, name: str) -> None:
     from data.latents import LatentStore
     from models import parallel
     from models.sft import SupervisedFineTuning
+    from tasks.watching import Watch
 
     stage, store = config.stages[name], LatentStore(config.latents)
     start = start_of(config, stage)
@@ -39,6 +41,7 @@ def train(config: Config, name: str) -> None:
     module = SupervisedFineTuning(family, stage, config.seed, running, compiled=config.compile_blocks)
     refuse_missing_text(module, store, stage)
     facts = identity(config, name, store, start)
+    watch = Watch(config.watch, name, config.base, family, store, facts)
     fit(
         module,
         sampler,
@@ -50,15 +53,17 @@ def train(config: Config, name: str) -> None:
         keep_states=config.keep_states,
         num_readers=config.num_readers,
         timeout_s=config.timeout_s,
+        watch=watch,
     )
     trained = parallel.gathered(module)
     if module.trainer.is_global_zero:
         family = family_of(config, stage, start)
         family.transformer.load_state_dict(trained, strict=False)
-        write_checkpoint(config.checkpoints / name, family, module, facts)
+        write_checkpoint(config.checkpoints / name, family, module, facts, watch.ended)
         remove(config.work / name)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
+        torch.distributed.destroy_process_group()  # its threads, left to the end, now and then abort the process
 
 
 def start_of(config: Config, stage: Stage) -> Path:
@@ -130,7 +135,7 @@ def refuse_missing_text(module: SupervisedFineTuning, store: LatentStore, stage:
     """
     from data.conditions import Variant
 
-    modes = [mode for mode, share in stage.conditions.items() if share > 0 and module.needs_bare]
+    modes = modes_of(stage) if module.needs_bare else []
     for bare in [str(Variant(mode, captioned=False)) for mode in modes]:
         if bare not in store.text_of:
             raise ValueError(
@@ -155,9 +160,10 @@ def sampler_of(curriculum: Path, store: LatentStore, stage: Stage, seed: int) ->
     table = cast(Any, pq).read_table(curriculum, columns=["entry", "group", "difficulty"])
     sampler = Sampler(candidates_of(store.index, table), stage, seed)
     found = sampler.coverage(stage.num_steps)
-    sys.stderr.write(
-        f"train: {found.drawn} of {found.clips} clips are drawn in {stage.num_steps} steps, {found.most} times at most\n"
-    )
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.write(
+            f"train: {found.drawn} of {found.clips} clips are drawn in {stage.num_steps} steps, {found.most} times at most\n"
+        )
     return sampler
 
 
@@ -181,6 +187,7 @@ def fit(
     num_readers: int = 0,
     timeout_s: float = 1800,
     told: Callable[[], bool] | None = None,
+    watch: Watch | None = None,
 ) -> None:
     """Run the remaining steps under Lightning, saving resumable states in `work`. See `Config` for the options.
 
@@ -196,6 +203,7 @@ def fit(
     from models.sft import Bar
 
     local_size, world_size = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    bar = Bar(work.name, module.stage.num_steps, watch.words if watch else dict)
     saving = Saving(work, facts, save_every, keep_states, told)
     trainer = lightning.Trainer(
         accelerator=accelerator,
@@ -208,7 +216,7 @@ def fit(
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,
-        callbacks=[saving, Bar(work.name, module.stage.num_steps)],
+        callbacks=[watch, saving, bar, watch.last] if watch else [saving, bar],
         deterministic="warn",
     )
     module.train()
@@ -228,7 +236,9 @@ def fit(
         raise Preempted(f"{work.name}: asked to stop after step {saving.preempted_at}; {state}; run it again to go on")
 
 
-def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning, facts: dict[str, Any]) -> None:
+def write_checkpoint(
+    folder: Path, family: Family, module: SupervisedFineTuning, facts: dict[str, Any], ended: str = ""
+) -> None:
     """Write weights, adapter, loss curve and identity as one folder, whole or absent.
 
     Args:
@@ -236,6 +246,7 @@ def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning,
         family: Holds what was trained.
         module: Has the loss curve.
         facts: The identity.
+        ended: Why the stage ended before its last step.
     """
     from models import adapters
 
@@ -253,7 +264,8 @@ def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning,
             **facts,
             "method": stage.method,
             "partition": family.partition,
-            "num_steps": stage.num_steps,
+            "num_steps": int(module.curve[-1]["step"]) + 1 if module.curve else 0,
+            **({"ended": ended} if ended else {}),
             "weights_sha256": sha256(temporary / "transformer"),
         }
         (temporary / "checkpoint.json").write_text(

@@ -188,6 +188,8 @@ class Family(Protocol):
     """Regular expression of what turns timesteps into scales and shifts (AdaLN), for adapters that go there too."""
     text_side: str
     """Regular expression of the parameters that take the text in, for stages that freeze them."""
+    timestep_embedding: tuple[str, int]
+    """Regular expression of the module that embeds timesteps, and the width that its output has."""
     shared_draw: bool
     """Whether one draw decides the noise levels of picture and sound both, as published."""
     guidance_scale: float

@@ -60,6 +60,10 @@ class H3:
             cast(Any, MiniMaxH3Scheduler).from_pretrained(str(base), subfolder=name)
             for name in ("scheduler", "audio_scheduler")
         ]
+        self.timestep_embedding: tuple[str, int] = (
+            r"time_embedder",
+            int(cast(Any, self.transformer).config.time_embed_dim),
+        )
         self._layouts: dict[tuple[Any, ...], Layout] = {}
 
     @property

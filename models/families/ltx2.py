@@ -81,6 +81,9 @@ class LTX2:
         self._encoders = LTX2Encoders(base, device=device)
         self.grid = self._encoders.grid
         self.transformer: torch.nn.Module = loaded(weights or base / partition).to(device)
+        config = cast(Any, self.transformer).config
+        width = int(config.num_attention_heads * config.attention_head_dim)
+        self.timestep_embedding: tuple[str, int] = (r"time_embed\.emb\.timestep_embedder", width)
         self._scheduler = cast(Any, FlowMatchEulerDiscreteScheduler).from_pretrained(str(base), subfolder="scheduler")
 
     @property
