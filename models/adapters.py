@@ -65,7 +65,7 @@ def assist(family: Family, path: Path) -> None:
         transformer.load_lora_adapter(str(path), adapter_name=ASSISTANT, prefix="transformer")
     except (OSError, ValueError, RuntimeError) as error:
         raise RuntimeError(f"guidance.adapter {path}: {str(error).splitlines()[0]}") from error
-    if ASSISTANT not in transformer.peft_config:
+    if ASSISTANT not in getattr(transformer, "peft_config", {}):
         raise RuntimeError(f"guidance.adapter {path} has nothing for this transformer: no key begins with transformer.")
     transformer.set_adapters([name for name in (NAME, ASSISTANT) if name in transformer.peft_config])
     family.transformer.requires_grad_(requires_grad=False)
@@ -76,10 +76,12 @@ def assist(family: Family, path: Path) -> None:
 def dismiss(family: Family) -> None:
     """Take the assisting adapter off, if there is one."""
     transformer = cast(Any, family.transformer)
-    if ASSISTANT in getattr(transformer, "peft_config", {}):
+    put_on = getattr(transformer, "peft_config", {})
+    if ASSISTANT in put_on and NAME in put_on:
         transformer.delete_adapters(ASSISTANT)
-        if NAME in transformer.peft_config:
-            transformer.set_adapters(NAME)
+        transformer.set_adapters(NAME)
+    elif ASSISTANT in put_on:
+        transformer.unload_lora()  # with the layers that held it, which would rename the weights
 
 
 def save(family: Family, path: Path, facts: Mapping[str, str]) -> None:
