@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -41,8 +42,10 @@ def add(
     Raises:
         ValueError: `targets` matches no module.
     """
-    torch.manual_seed(seed)
     pattern = targets or family.lora_targets
+    if not any(re.fullmatch(pattern, name) for name, _ in family.transformer.named_modules()):
+        raise ValueError(f"lora_targets {pattern} matches no module of the transformer of {family.name}")
+    torch.manual_seed(seed)
     put(family.transformer, f"(?:{pattern}|{family.modulation_targets})" if modulation else pattern, rank, alpha)
 
 
