@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from data.conditions import Mode
 from data.plateau import Plateau
@@ -128,6 +129,15 @@ class Stage(Frozen):
     """Adapters too for what turns timesteps into scales and shifts (AdaLN)."""
     warmup_steps: int = Field(default=20, ge=0)
     """Updates in which the learning rate rises; then it falls as a cosine to a twentieth."""
+
+    @field_validator("lora_targets")
+    @classmethod
+    def _is_an_expression(cls, targets: str | None) -> str | None:
+        try:
+            re.compile(targets or "")
+        except re.error as error:
+            raise ValueError(f"lora_targets {targets} is no regular expression: {error}") from error
+        return targets
 
     @model_validator(mode="after")
     def _is_no_contradiction(self) -> Stage:

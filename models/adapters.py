@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -42,8 +43,10 @@ def add(
     Raises:
         ValueError: `targets` matches no module.
     """
-    torch.manual_seed(seed)
     pattern = targets or family.lora_targets
+    if not any(re.fullmatch(pattern, name) for name, _ in family.transformer.named_modules()):
+        raise ValueError(f"lora_targets {pattern} matches no module of the transformer of {family.name}")
+    torch.manual_seed(seed)
     put(family.transformer, f"(?:{pattern}|{family.modulation_targets})" if modulation else pattern, rank, alpha)
 
 
@@ -66,7 +69,7 @@ def assist(family: Family, path: Path) -> None:
         transformer.load_lora_adapter(str(path), adapter_name=ASSISTANT, prefix=family.partition)
     except (OSError, ValueError, RuntimeError) as error:
         raise RuntimeError(f"guidance.adapter {path}: {str(error).splitlines()[0]}") from error
-    if ASSISTANT not in transformer.peft_config:
+    if ASSISTANT not in getattr(transformer, "peft_config", {}):
         raise RuntimeError(
             f"guidance.adapter {path} has nothing for {family.partition}: no key begins with {family.partition}."
         )
@@ -79,10 +82,12 @@ def assist(family: Family, path: Path) -> None:
 def dismiss(family: Family) -> None:
     """Take the assisting adapter off, if there is one."""
     transformer = cast(Any, family.transformer)
-    if ASSISTANT in getattr(transformer, "peft_config", {}):
+    put_on = getattr(transformer, "peft_config", {})
+    if ASSISTANT in put_on and NAME in put_on:
         transformer.delete_adapters(ASSISTANT)
-        if NAME in transformer.peft_config:
-            transformer.set_adapters(NAME)
+        transformer.set_adapters(NAME)
+    elif ASSISTANT in put_on:
+        transformer.unload_lora()  # with the layers that held it, which would rename the weights
 
 
 def save(family: Family, path: Path, facts: Mapping[str, str]) -> None:
