@@ -9,12 +9,9 @@ R tokens of the picture stream.
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from math import exp, log
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -28,15 +25,10 @@ from data.conditions import KEYFRAMES, NEED_SOUND, Mode
 from data.records import ClipShape
 from models.families import Arrays, Batch, Condition, Encoders, Noisy, Velocities, forget_place
 from models.families.ltx2_encoders import LTX2Encoders, load_part, text_streams
+from models.families.ltx2_levels import sigma_at
 
 TIMESTEPS = 1000
 """The network is told the noise level times this."""
-LEAST_SIGMA = 1e-3
-"""Noise levels below are folded back above it. Source: the LTX-2 trainer's `ShiftedLogitNormalTimestepSampler`."""
-UNIFORM_SHARE = 0.1
-"""Of the draws that are uniform instead. Source: likewise."""
-STRETCH = (-2.5758, 3.0902)
-"""Half a percent and 99.9 percent of a normal distribution, which are put at 0 and 1. Source: likewise."""
 
 
 class Given(NamedTuple):
@@ -330,30 +322,3 @@ def stepped(scheduler: Any, latents: Tensor, velocity: Tensor) -> Tensor:
     sigma = scheduler.sigmas[index]
     clean = latents + velocity * sigma
     return scheduler.step((latents - clean) / sigma, scheduler.timesteps[index], latents, return_dict=False)[0]
-
-
-def sigma_at(u: float, num_tokens: int) -> float:
-    """Noise level at a position `u` in [0, 1] of the distribution that `num_tokens` tokens are trained with.
-
-    A normal draw around a mean that grows with the tokens, 0.95 at 1,024 to 2.05 at 4,096 and no higher, through a
-    sigmoid, stretched to [0, 1] with its lowest half percent folded back and its highest 0.1 percent at 1; a tenth of
-    all draws is uniform. Source: `ShiftedLogitNormalTimestepSampler` of Lightricks/LTX-2's ltx-trainer at 400fd31.
-    """
-    mean = 0.95 + (2.05 - 0.95) * (min(num_tokens, 4096) - 1024) / (4096 - 1024)
-    low, high = (1 / (1 + exp(-mean - place)) for place in STRETCH)
-    normal = NormalDist(mean)
-
-    def below(sigma: float) -> float:
-        """Share of the sigmoid's draws below a stretched noise level."""
-        raw = low + sigma * (high - low)
-        return normal.cdf(log(raw / (1 - raw))) if raw > 0 else 0.0
-
-    def share(place: int) -> float:
-        """Share of all draws up to a noise level, in parts of 2^30."""
-        sigma = place / 2**30
-        if sigma < LEAST_SIGMA:
-            return 0.0
-        uniform = (sigma - LEAST_SIGMA) / (1 - LEAST_SIGMA)
-        return (1 - UNIFORM_SHARE) * (below(sigma) - below(2 * LEAST_SIGMA - sigma)) + UNIFORM_SHARE * uniform
-
-    return max(LEAST_SIGMA, bisect_left(range(2**30), u, key=share) / 2**30)
