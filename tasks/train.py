@@ -76,7 +76,7 @@ def run(config: Config, name: str) -> Path:
     use_one_thread()
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # clips of many sizes leave holes
     while True:
-        micro_batch = min(config.micro_batch, allowed(config.work / name))
+        micro_batch = min(config.micro_batch, config.stages[name].batch_size, allowed(config.work / name))
         try:
             return train(config.model_copy(update={"micro_batch": micro_batch}), name)
         except RuntimeError as error:
