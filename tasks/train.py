@@ -175,8 +175,8 @@ def refuse_missing_text(module: SupervisedFineTuning, store: LatentStore, stage:
     """
     from data.conditions import Variant
 
-    modes = [mode for mode, share in stage.conditions.items() if share > 0 and module.needs_bare]
-    for bare in [str(Variant(mode, captioned=False)) for mode in modes]:
+    shares = stage.conditions if module.needs_bare else {}
+    for bare in [str(Variant(mode, captioned=False)) for mode, share in shares.items() if share > 0]:
         if bare not in store.text_of:
             raise ValueError(
                 f"guidance.form {stage.guidance.form} needs every clip's text without its caption too, and"
