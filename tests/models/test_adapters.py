@@ -84,7 +84,7 @@ def test_alpha_over_rank_scales_what_an_adapter_adds(family: Family, base: Path,
     with torch.no_grad():
         for name, item in twice.transformer.named_parameters():
             if "lora_B" in name:
-                item *= 3
+                item.mul_(3)
     for left, right in zip(predicted(family, batch), predicted(twice, batch), strict=True):
         assert torch.allclose(left, right, atol=1e-5)
 
@@ -94,7 +94,10 @@ def test_a_trained_adapter_predicts_as_the_weights_it_is_merged_into(
 ) -> None:
     plan = stage(method="lora", lora_rank=2, lora_alpha=6.0, lora_modulation=True, num_steps=3)
     family, _ = trained(base, store_folder, tmp_path, plan)
-    batch, first = batch_of(store_folder, "fl2va", 1, 2), predicted(load_family(base), batch_of(store_folder, "fl2va", 1, 2))
+    batch, first = (
+        batch_of(store_folder, "fl2va", 1, 2),
+        predicted(load_family(base), batch_of(store_folder, "fl2va", 1, 2)),
+    )
     with_adapter = predicted(family, batch)
     adapters.merge(family)
     assert weights_of(family).keys() == weights_of(load_family(base)).keys()
@@ -120,9 +123,7 @@ def test_adapters_go_where_they_are_asked_to(base: Path) -> None:
         assert all(".lora_" in name for name in taught)
 
 
-def test_switched_off_an_adapter_leaves_the_model_as_it_was(
-    family: Family, base: Path, store_folder: Path
-) -> None:
+def test_switched_off_an_adapter_leaves_the_model_as_it_was(family: Family, base: Path, store_folder: Path) -> None:
     batch, first = batch_of(store_folder, "ref2va.0", 1, 2), weights_of(family)
     before = predicted(family, batch)
     adapters.add(family, 4, 0, alpha=12.0, modulation=True)
@@ -145,4 +146,3 @@ def test_targets_that_match_nothing_are_refused_in_one_line(family: Family) -> N
     assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(ValueError, match="lora_targets"):  # also where something else would match
         adapters.add(family, 4, 0, targets=r"decoder\.attention", modulation=True)
-

@@ -149,7 +149,11 @@ def test_every_clip_is_computed_once_at_the_noise_level_of_its_place(
             if forward.counts:
                 assert forward.place == start + forward.first
                 seen += [(forward.place + more, forward.level) for more in range(forward.end - forward.first)]
-    groups = [level for level in range(num_levels) for _ in range(level * num_clips // num_levels, (level + 1) * num_clips // num_levels)]
+    groups = [
+        level
+        for level in range(num_levels)
+        for _ in range(level * num_clips // num_levels, (level + 1) * num_clips // num_levels)
+    ]
     assert seen == list(enumerate(groups))
     assert set(groups) == set(range(num_levels))
     assert len(lengths) == 1

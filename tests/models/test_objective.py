@@ -297,7 +297,7 @@ def test_drifts_loss_is_the_squared_distance_to_the_first_velocities(
     with torch.no_grad():
         for item in family.transformer.parameters():
             if item.requires_grad:
-                item += 0.01 * torch.randn(item.shape, generator=torch.Generator().manual_seed(len(item)))
+                item.add_(0.01 * torch.randn(item.shape, generator=torch.Generator().manual_seed(len(item))))
     batch = batch_of(store_folder, "fl2va", 4, 5)
     losses = objective.losses(batch, LEVELS, seeds_of(2))
     noisy, _ = noisy_of(batch, LEVELS, seeds_of(2))
@@ -376,5 +376,5 @@ def test_a_file_that_is_no_assistant_of_this_model_is_refused_by_name(family: Fa
     import safetensors.torch
 
     safetensors.torch.save_file({"unet.to_q.lora_A.weight": torch.zeros(2, 2)}, path)
-    with pytest.raises(RuntimeError, match="gone.safetensors"):
+    with pytest.raises(RuntimeError, match=r"gone\.safetensors"):
         adapters.assist(family, path)

@@ -129,7 +129,11 @@ def test_a_run_whose_curve_is_not_whole_says_so(crashed: Callable[[], Any], tmp_
     path = tmp_path / CURVE
     lines = path.read_text().splitlines(keepends=True)
     assert [json.loads(line)["step"] for line in lines] == [0, 0, 1, 1, 2, 2, 3, 3]
-    kept = {"last row": lines[:-1], "row in the middle": lines[:3] + lines[4:], "half a row": [*lines[:-1], lines[-1][:9]]}
+    kept = {
+        "last row": lines[:-1],
+        "row in the middle": lines[:3] + lines[4:],
+        "half a row": [*lines[:-1], lines[-1][:9]],
+    }
     if lost == "file":
         path.unlink()
     else:

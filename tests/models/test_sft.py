@@ -196,16 +196,20 @@ def test_narrow_precision_loses_about_as_much_and_spares_what_its_authors_spare(
         for name, module in family.transformer.named_modules():
             if not list(module.children()):
                 module.register_forward_hook(
-                    lambda _, given, made, name=name: seen.__setitem__(name, (given[0].dtype, made.dtype))
-                    if isinstance(made, torch.Tensor)
-                    else None
+                    lambda _, given, made, name=name: (
+                        seen.__setitem__(name, (given[0].dtype, made.dtype)) if isinstance(made, torch.Tensor) else None
+                    )
                 )
 
     run = PLAIN.model_copy(update={"precision": kind, "frozen_weights": frozen_weights})
     family, module = trained(base, store_folder, tmp_path / kind, stage(**settings), run, drawn=DRAWN, change=listen)
     _, full = trained(base, store_folder, tmp_path / "fp32", stage(**settings), drawn=DRAWN)
     narrow = parallel.COMPUTE[kind]
-    spared = [name for name in seen if name.split(".")[0] in ("proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out")]
+    spared = [
+        name
+        for name in seen
+        if name.split(".")[0] in ("proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out")
+    ]
     assert len(spared) >= 6
     assert all(seen[name] == (torch.float32, torch.float32) for name in spared)
     inside = [name for name in seen if name.startswith("transformer_blocks.0.attn.to_q")]

@@ -132,9 +132,9 @@ def test_narrow_frozen_weights_are_written_as_they_were_loaded(
 def test_a_frozen_text_side_stays_as_it_was(settings: dict[str, Any], base: Path) -> None:
     stage = {**EASY, "freeze_text_side": True, "num_steps": 1}
     written = weights(run(Config.model_validate({**settings, "stages": {"easy": stage}}), "easy"))
-    for name, value in weights(base).items():
-        frozen = name.startswith(("context_embedder.", "token_refiner."))
-        assert torch.equal(written[name], value) == frozen or not frozen
+    same = {name for name, value in weights(base).items() if torch.equal(written[name], value)}
+    assert {name for name in written if name.startswith(("context_embedder.", "token_refiner."))} <= same
+    assert len(same) < len(written) / 3
 
 
 # -- out of memory -----------------------------------------------------------------------------------------------------
@@ -171,9 +171,7 @@ def test_out_of_memory_a_run_goes_on_with_smaller_micro_batches_and_the_same_bat
     assert "micro_batch 4 -> 2, the same global batch" in said
     assert "micro_batch 2 -> 1, the same global batch" in said
     rows, undisturbed = rows_of(ended), rows_of(calm)
-    assert [(row["step"], row["condition"]) for row in rows] == [
-        (row["step"], row["condition"]) for row in undisturbed
-    ]
+    assert [(row["step"], row["condition"]) for row in rows] == [(row["step"], row["condition"]) for row in undisturbed]
     for name in ("loss_video", "loss_audio", "sigma_video"):
         assert [row[name] for row in rows] == pytest.approx([row[name] for row in undisturbed], abs=1e-4)
     assert not list((tmp_path / "work").glob("*"))
