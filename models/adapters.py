@@ -43,7 +43,8 @@ def add(
         ValueError: `targets` matches no module.
     """
     pattern = targets or family.lora_targets
-    if not any(re.fullmatch(pattern, name) for name, _ in family.transformer.named_modules()):
+    names = dict(cast(Any, family.transformer).named_modules())
+    if not any(re.fullmatch(pattern, name) for name in names):
         raise ValueError(f"lora_targets {pattern} matches no module of the transformer of {family.name}")
     torch.manual_seed(seed)
     put(family.transformer, f"(?:{pattern}|{family.modulation_targets})" if modulation else pattern, rank, alpha)
