@@ -26,7 +26,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "adapters held near": ({"method": "lora", "lora_rank": 2, "guidance": {"form": "drift"}, "ema_decay": 0.7}, {}),
     "held near": ({"guidance": {"form": "drift"}}, {}),
-    "scaled": ({"method": "lora", "lora_rank": 2}, {"precision": "fp16", "recompute": "blocks"}),
+    "scaled": ({"method": "lora", "lora_rank": 2, "batch_size": 1}, {"precision": "fp16"}),
 }
 
 
@@ -80,7 +80,7 @@ def test_the_scaler_goes_on_where_it_was(base: Path, store_folder: Path, tmp_pat
 def test_another_micro_batch_and_recomputation_go_on_with_the_same_run(
     base: Path, store_folder: Path, tmp_path: Path
 ) -> None:
-    drawn, plan = [drawn_of("fl2va", 0, 1, 2)] * 6, stage()
+    drawn, plan = [drawn_of("t2va", 0, 1, 2)] * 6, stage()
     double: dict[str, Any] = {"drawn": drawn, "change": lambda family: family.transformer.double()}
     whole, _ = trained(base, store_folder, tmp_path / "a", plan, **double)
     with pytest.raises(KeyError):

@@ -187,7 +187,7 @@ def test_compiled_blocks_train_alike(base: Path, store_folder: Path, tmp_path: P
 def test_narrow_precision_loses_about_as_much_and_spares_what_its_authors_spare(
     base: Path, store_folder: Path, tmp_path: Path, kind: str, frozen_weights: str
 ) -> None:
-    settings: dict[str, Any] = {"num_steps": 4}
+    settings: dict[str, Any] = {"num_steps": 2}
     if frozen_weights == "compute":
         settings |= {"method": "lora", "lora_rank": 2}
     seen: dict[str, tuple[Any, Any]] = {}
