@@ -82,7 +82,7 @@ def run(config: Config, name: str) -> Path:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # clips of many sizes leave holes
     work = config.work / name
     while True:
-        micro_batch = min(config.micro_batch, allowed(work))
+        micro_batch = min(config.micro_batch, config.stages[name].batch_size, allowed(work))
         attempt = config.model_copy(update={"micro_batch": micro_batch})
         try:
             if needs_launcher(config.launch):

@@ -297,7 +297,7 @@ def test_drifts_loss_is_the_squared_distance_to_the_first_velocities(
     with torch.no_grad():
         for item in family.transformer.parameters():
             if item.requires_grad:
-                item.add_(torch.randn(item.shape, generator=torch.Generator().manual_seed(len(item))), alpha=0.01)
+                item.add_(0.01 * torch.randn(item.shape, generator=torch.Generator().manual_seed(len(item))))
     batch = batch_of(store_folder, "fl2va", 4, 5)
     losses = objective.losses(batch, LEVELS, seeds_of(2))
     noisy, _ = noisy_of(batch, LEVELS, seeds_of(2))

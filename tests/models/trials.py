@@ -54,7 +54,7 @@ def trained(
 ) -> tuple[Family, Any]:
     """Train a stage, with the batches in `drawn` if there are any, and give family and module.
 
-    `stop_after` raises in that forward pass, as a crash would; `change` is done to the family before anything else,
+    `stop_after` raises KeyError in that step, as a crash would; `change` is done to the family before anything else,
     `tamper` to the module before it trains.
     """
     family, store = load_family(base), LatentStore(store_folder)
@@ -67,7 +67,7 @@ def trained(
         adapters.assist(family, plan.guidance.adapter)
     module = SupervisedFineTuning(family, plan, 0, run, compiled=compiled)
     if stop_after is not None:
-        crash_at(family, stop_after)
+        crash_in(module, stop_after)
     if tamper is not None:
         tamper(module)
     sampler: Any = Fixed(drawn) if drawn else Sampler(candidates_of(store.index), plan, 0)
@@ -75,16 +75,17 @@ def trained(
     return family, module
 
 
-def crash_at(family: Any, call: int) -> None:
-    """Raise KeyError in a forward pass."""
-    velocities, calls = family.velocities, iter(range(10_000))
+def crash_in(module: Any, step: int) -> None:
+    """Raise KeyError in a step, when it has computed gradients."""
+    compute = module._pass
 
-    def crashing(*arguments: Any) -> Any:
-        if next(calls) == call:
+    def crashing(item: Any, forward: Any) -> Any:
+        part = compute(item, forward)
+        if item.drawn.step == step:
             raise KeyError("crash")
-        return velocities(*arguments)
+        return part
 
-    family.velocities = crashing
+    module._pass = crashing
 
 
 def gradients_of(*arguments: Any, **options: Any) -> tuple[list[Tensors], Tensors]:
