@@ -27,19 +27,14 @@ ON_HOST = ("weights", "gradients", "optimiser", "EMA", "frozen copy")
 """Parts that offloading takes off the device."""
 
 
-class Options(Running):
-    """How any stage is run, and what of its objective costs memory."""
+class Setup(Running):
+    """How one stage is run, and what of its objective costs memory."""
 
     ema: bool = False
     """Keep a moving average of what is trained, in fp32."""
     guidance: Literal["none", "contrast", "drift"] = "none"
     """Guidance preservation: `contrast` runs the model once more without caption, `drift` the base model, of which
     full tuning needs a frozen copy."""
-
-
-class Setup(Options):
-    """How one stage is run."""
-
     method: Literal["full", "lora"] = "full"
     """`lora` trains adapters only."""
     lora_rank: int = Field(default=16, gt=0)
@@ -193,13 +188,12 @@ def communication(parameters: Parameters, setup: Setup, devices: int, accumulate
 
 
 def disk(parameters: Parameters, setup: Setup) -> dict[str, int]:
-    """Bytes of a checkpoint, which has adapters merged into the weights and beside them, and of a state to resume from."""
-    trained, whole = parameters.count(trainable=True), parameters.count()
-    kept = FULL * trained + setup.frozen_bytes * (whole - trained)
-    return {
-        "checkpoint": FULL * whole,
-        "state": kept + resident(parameters, setup, 1)["optimiser"] + (FULL * trained if setup.ema else 0),
-    }
+    """Bytes of a checkpoint, which has adapters merged into the weights and beside them, and of a state to resume from,
+    which has what is trained, its optimiser's states and its average.
+    """
+    parts = resident(parameters, setup, 1)
+    state = FULL * parameters.count(trainable=True) + parts["optimiser"] + parts["EMA"]
+    return {"checkpoint": FULL * parameters.count(), "state": state}
 
 
 def changes(setup: Setup, devices: int) -> Iterator[tuple[str, Setup, int]]:

@@ -16,7 +16,8 @@ from pydantic import Field, model_validator
 from data.conditions import Mode
 from data.files import write_text
 from data.stage import Stage
-from models.budget import Options, Setup
+from models.budget import Setup
+from models.running import Running
 from tasks.run_costs import GB, Clip, Cost, Machine
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ PEAK_TFLOPS = {"bf16": 989.0, "fp16": 989.0, "fp32": 494.0, "fp8": 1979.0}
 """Of an H100 SXM, dense; fp32 with TF32. Source: NVIDIA's H100 data sheet, whose figures with sparsity are twice these."""
 
 
-class Config(Options):
+class Config(Running):
     """Settings of the plan-run verb."""
 
     base: Path
@@ -56,6 +57,10 @@ class Config(Options):
     """Another method than the stage's."""
     lora_rank: int | None = Field(default=None, gt=0)
     """Another rank than the stage's."""
+    ema: bool | None = None
+    """Another choice than the stage's `ema_decay`."""
+    guidance: Literal["none", "contrast", "drift"] | None = None
+    """Another form of guidance preservation than the stage's."""
     device_memory_gb: float = Field(default=80, gt=0)
     """Memory of a device, GB of 10^9 bytes."""
     reserve_gb: float = Field(default=4, ge=0)
@@ -95,7 +100,7 @@ def run(config: Config, name: str) -> Path:
     from tasks.run_costs import Planner
 
     stage, sketch = config.stages[name], sketch_of(config.base)
-    clip, setup = clip_for(config, sketch, stage), setup_for(config, stage)
+    clip, setup = clip_for(config, sketch, stage), setup_for(config, stage, sketch)
     machine = machine_for(config, stage)
     planner = Planner(sketch, clip, machine)
     parameters = planner.parameters(setup)
@@ -137,12 +142,17 @@ def clip_for(config: Config, sketch: Sketch, stage: Stage) -> Clip:
     return largest_clip(sketch, config.latents, only)
 
 
-def setup_for(config: Config, stage: Stage) -> Setup:
+def setup_for(config: Config, stage: Stage, sketch: Sketch) -> Setup:
     """How the stage is run: its own method, unless another is asked for."""
     method = config.method or stage.method
-    options = {name: getattr(config, name) for name in Options.model_fields}
+    options = {name: getattr(config, name) for name in Running.model_fields}
+    form = stage.guidance.form
+    if form == "family":
+        form = "contrast" if sketch.guidance_scale > 1 else "none"
     return Setup(
         **options,
+        ema=config.ema if config.ema is not None else stage.ema_decay is not None,
+        guidance=config.guidance or ("none" if form == "assistant" else form),
         method=method,
         lora_rank=config.lora_rank or stage.lora_rank,
         freeze_text_side=stage.freeze_text_side and method == "full",

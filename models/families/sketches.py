@@ -30,6 +30,7 @@ class Sketch(Protocol):
     """Of the transformer at its full depth."""
     lora_targets: str
     text_side: str
+    guidance_scale: float
     groups: Mapping[str, str]
     """Regular expressions of parameter names by what they belong to; the first that matches counts."""
     units: str
@@ -112,7 +113,7 @@ class H3Sketch(_OfConfiguration):
         from models.families.h3_layout import Grid, sketches
 
         parts = sketches(base)
-        self.lora_targets, self.text_side = H3.lora_targets, H3.text_side
+        self.lora_targets, self.text_side, self.guidance_scale = H3.lora_targets, H3.text_side, H3.guidance_scale
         super().__init__(type(parts["transformer"]), parts["transformer"].config, Grid.of(parts))
 
     def sizes(self, shape: ClipShape, mode: Mode, num_text: int) -> dict[str, tuple[int, ...]]:
@@ -182,7 +183,7 @@ class LTX2Sketch(_OfConfiguration):
         from models.families.ltx2 import LTX2
         from models.families.ltx2_layout import Grid
 
-        self.lora_targets, self.text_side = LTX2.lora_targets, LTX2.text_side
+        self.lora_targets, self.text_side, self.guidance_scale = LTX2.lora_targets, LTX2.text_side, LTX2.guidance_scale
         kind = cast(Any, LTX2VideoTransformer3DModel)
         with torch.device("meta"):
             known = kind.from_config(kind.load_config(str(base / "transformer"))).config
