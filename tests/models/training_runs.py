@@ -9,12 +9,12 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from safetensors.torch import load_file, save_file
 
 from data.candidates import candidates_of
 from data.latents import LatentStore
@@ -71,7 +71,7 @@ def run(
         began()
         if module.trainer.is_global_zero:
             with (work / "starts").open("a") as file:
-                file.write(f"{module.trainer.datamodule.first_step}\n")
+                file.write(f"{cast(Any, module.trainer).datamodule.first_step}\n")
 
     module.on_train_start = noting
     if kill_at is not None and os.environ["RANK"] == f"{int(os.environ['WORLD_SIZE']) - 1}":
@@ -94,13 +94,13 @@ def run(
     )
     weights = parallel.gathered(module)
     if module.trainer.is_global_zero:
-        save_file(weights, work / "weights.safetensors")
+        safetensors.torch.save_file(weights, work / "weights.safetensors")
         (work / "curve.json").write_text(json.dumps(module.curve))
 
 
 def result_of(work: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """What `run` wrote."""
-    return load_file(work / "weights.safetensors"), json.loads((work / "curve.json").read_text())
+    return safetensors.torch.load_file(work / "weights.safetensors"), json.loads((work / "curve.json").read_text())
 
 
 def together(size: int, work: Callable[..., None], *given: Any) -> None:
