@@ -100,7 +100,7 @@ def save(family: Family, path: Path, facts: Mapping[str, str]) -> None:
     state: dict[str, Tensor] = peft.get_peft_model_state_dict(transformer, adapter_name=NAME)
     tensors = {f"{partition}.{key}": value.contiguous() for key, value in state.items()}
     config = transformer.peft_config[NAME]
-    settings = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": modules_of(state)}
+    settings = {"r": config.r, "lora_alpha": float(config.lora_alpha), "target_modules": modules_of(state)}
     own = {**facts, "rank": f"{config.r}", "alpha": f"{config.lora_alpha:g}", "partition": partition}
     header = {f"{partition}.{key}": value for key, value in settings.items()} | {NAME: own}
     # Several keys would come in another order every time.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from models import saving
+from models.preemption import Preempted
 from models.saving import CURVE, Curve, Saving
 from models.sft import PLAIN
 from models.states import States
@@ -163,16 +162,12 @@ def test_a_curve_is_written_once_row_by_row(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_told_to_end_saves_there_and_goes_on_as_if_it_had_not(
-    base: Path, store_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, store_folder: Path, tmp_path: Path
 ) -> None:
     plan, asked = stage(ema_decay=0.7), iter(range(100))
     whole, undisturbed = trained(base, store_folder, tmp_path / "a", plan)
-    with monkeypatch.context() as patched:
-        patched.setattr(saving, "Saving", functools.partial(Saving, told=lambda: next(asked) == 2))
-        _, ended = trained(base, store_folder, tmp_path / "b", plan)
-    found = next(item for item in ended.trainer.callbacks if isinstance(item, Saving))
-    assert (found.preempted_at, found.whole) == (3, True)
-    assert [row["step"] for row in ended.curve] == [0, 1, 2]
+    with pytest.raises(Preempted, match=r"b: asked to stop after step 3; its state is saved"):
+        trained(base, store_folder, tmp_path / "b", plan, told=lambda: next(asked) == 2)
     assert (tmp_path / "b" / "latest").read_text() == "step-00000003\n"
     continued, resumed = trained(base, store_folder, tmp_path / "b", plan)
     assert resumed.curve == undisturbed.curve
@@ -180,12 +175,9 @@ def test_a_run_that_is_told_to_end_saves_there_and_goes_on_as_if_it_had_not(
     assert same(undisturbed.average, resumed.average)
 
 
-def test_a_run_that_is_told_to_end_in_its_last_step_just_ends(
-    base: Path, store_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_told_to_end_in_its_last_step_just_ends(base: Path, store_folder: Path, tmp_path: Path) -> None:
     asked = iter(range(100))
-    monkeypatch.setattr(saving, "Saving", functools.partial(Saving, told=lambda: next(asked) == 2))
-    _, module = trained(base, store_folder, tmp_path, stage(num_steps=3))
+    _, module = trained(base, store_folder, tmp_path, stage(num_steps=3), told=lambda: next(asked) == 2)
     found = next(item for item in module.trainer.callbacks if isinstance(item, Saving))
     assert found.preempted_at is None
     assert len(module.curve) == 3

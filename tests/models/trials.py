@@ -51,6 +51,7 @@ def trained(
     change: Callable[[Family], Any] | None = None,
     tamper: Callable[[SupervisedFineTuning], Any] | None = None,
     compiled: bool = False,
+    told: Callable[[], bool] | None = None,
 ) -> tuple[Family, Any]:
     """Train a stage, with the batches in `drawn` if there are any, and give family and module.
 
@@ -71,7 +72,7 @@ def trained(
     if tamper is not None:
         tamper(module)
     sampler: Any = Fixed(drawn) if drawn else Sampler(candidates_of(store.index), plan, 0)
-    training.fit(module, sampler, store, work, {"plan": plan.model_dump(mode="json")}, save_every=2)
+    training.fit(module, sampler, store, work, {"plan": plan.model_dump(mode="json")}, save_every=2, told=told)
     return family, module
 
 
@@ -95,9 +96,9 @@ def gradients_of(*arguments: Any, **options: Any) -> tuple[list[Tensors], Tensor
     def listen(module: Any) -> None:
         clipped = module._clipped
 
-        def noting(optimiser: Any) -> float:
+        def noting(optimiser: Any, step: int) -> Any:
             found.append({name: item.grad.clone() for name, item in module.trained()})
-            return clipped(optimiser)
+            return clipped(optimiser, step)
 
         module._clipped = noting
 

@@ -220,9 +220,11 @@ def test_losses_of_a_real_model_order_clips_and_mark_some_for_review(
     rows, facts = planned(given)
     assert [row.difficulty for row in rows] == [row.loss for row in rows]
     assert sorted(row.difficulty for row in rows) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1], abs=1e-6)
-    hard = sorted(rows, key=lambda row: -row.difficulty)[:2]
-    assert [item["entry"] for item in facts["review"]] == [row.entry for row in hard]
-    assert {row.entry for row in rows if row.review} == {row.entry for row in hard}
+    hardest = max(rows, key=lambda row: row.difficulty)
+    review = [item["entry"] for item in facts["review"]]
+    assert hardest.entry in review
+    assert 1 <= len(review) <= 2  # a fifth of six, by picture and by sound
+    assert {row.entry for row in rows if row.review} == set(review)
     assert len(facts["loss"]["weights_sha256"]) == 64
     (remembered,) = settings["work"].iterdir()
     first = [settings[name].read_bytes() for name in ("curriculum", "summary")]
