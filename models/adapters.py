@@ -79,10 +79,12 @@ def assist(family: Family, path: Path) -> None:
 def dismiss(family: Family) -> None:
     """Take the assisting adapter off, if there is one."""
     transformer = cast(Any, family.transformer)
-    if ASSISTANT in getattr(transformer, "peft_config", {}):
+    names = getattr(transformer, "peft_config", {})
+    if NAME in names and ASSISTANT in names:
         transformer.delete_adapters(ASSISTANT)
-        if NAME in transformer.peft_config:
-            transformer.set_adapters(NAME)
+        transformer.set_adapters(NAME)
+    elif ASSISTANT in names:
+        transformer.unload_lora()  # deleting the last adapter would leave its wrappers, under which weights have other names
 
 
 def save(family: Family, path: Path, facts: Mapping[str, str]) -> None:
