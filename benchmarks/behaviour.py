@@ -182,6 +182,40 @@ def changed(before: Family, after: Family) -> dict[str, float]:
     return {side: statistics.mean(map(float, found)) for side, found in sides.items()}
 
 
+def guidance(folder: Path, num_steps: int = 100) -> Found:
+    """A distilled model tuned on other clips of its own world, in each form: what is left of the distillation.
+
+    Its own world, because on other material forgetting outweighs what is to be seen here.
+    """
+    shots = [Shot("base", 30_000 + number, "bounce") for number in range(32)]
+    held_out = [Shot("base", 900 + number, "bounce", held_out=True) for number in range(4)]
+    others = [Shot("base", 31_000 + number, "bounce") for number in range(16)]
+    encoders = load_encoders(ZOO)
+    store = write_store(folder / "latents", encoders, [*shots, *held_out])
+    other = write_store(folder / "others", encoders, others)
+    names = [shot.name for shot in held_out]
+    plan = stage_of(num_steps=2 * num_steps, caption_dropout=0.3)
+    teacher = trained(ZOO, store, folder / "teacher", {"one": plan})["one"]
+    plan = stage_of(num_steps=5 * num_steps // 2)
+    student = distilled(ZOO, teacher, store, Stage.model_validate(plan), folder / "student")
+
+    def tuned_by(name: str, **changes: Any) -> Path:
+        """The distilled model after a stage on the other clips."""
+        stage = stage_of(**{"num_steps": num_steps, "learning_rate": 1e-3, **changes})
+        return trained(ZOO, other, folder / name, {"one": stage}, weights=student / "transformer")["one"]
+
+    undoing = tuned_by("undoing", method="lora", learning_rate=5e-3)
+    forms: dict[str, dict[str, Any]] = {
+        "none": {"form": "none"},
+        "contrast": {"form": "contrast", "scale": SCALE},
+        "drift": {"form": "drift", "weight": 1.0},
+        "assistant": {"form": "assistant", "adapter": undoing / "pytorch_lora_weights.safetensors"},
+    }
+    found = {name: tuned_by(name, guidance=form) for name, form in forms.items()}
+    found = {"teacher": teacher, "distilled": student, **found}
+    return {name: kept(ZOO, teacher, which, store, names)._asdict() for name, which in found.items()}
+
+
 EXPERIMENTS: dict[str, Callable[[Path], Found]] = {
     "overfit": overfit,
     "wrong_sign": wrong_sign,
@@ -189,21 +223,24 @@ EXPERIMENTS: dict[str, Callable[[Path], Found]] = {
     "forgetting": forgetting,
     "adapter": adapter,
     "two_stages": two_stages,
+    "guidance": guidance,
 }
 
 
 def main() -> None:
     """Run experiments, print one line a run, and write all figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("experiments", nargs="*", default=list(EXPERIMENTS), choices=[*EXPERIMENTS, []])
+    parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
     options = parser.parse_args()
     torch.set_num_threads(1)
     record: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"experiments": {}}
-    for name in options.experiments:
+    for name in options.experiments or EXPERIMENTS:
         with tempfile.TemporaryDirectory() as folder:
             found = EXPERIMENTS[name](Path(folder))
         for run, measures in found.items():
-            print(f"{name:12} {run:16} " + ", ".join(f"{key} {value:.4g}" for key, value in measures.items()), flush=True)
+            print(
+                f"{name:12} {run:16} " + ", ".join(f"{key} {value:.4g}" for key, value in measures.items()), flush=True
+            )
         record["experiments"][name] = found
         record["seed"] = 0
         record["versions"] = {name: version(name) for name in ("torch", "diffusers", "peft", "lightning")}

@@ -17,7 +17,7 @@ import torch
 from pyarrow import parquet
 from torch import Tensor
 
-from data.conditions import KEYFRAMES, Mode, Variant
+from data.conditions import KEYFRAMES, Variant
 from data.latent_index import LatentRow
 from data.latent_shards import write_shard
 from data.latents import PARTS, SHARED, LatentStore, shard_name, write_index

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import behaviour, guidance_runs
+from benchmarks import behaviour
 from benchmarks.behaviour import Found
 
 
 @pytest.fixture(scope="module")
 def signs(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return behaviour.wrong_sign(tmp_path_factory.mktemp("signs"), num_steps=150)
+    return behaviour.wrong_sign(tmp_path_factory.mktemp("signs"), num_steps=160)
 
 
 def test_one_clip_is_learned_from_nothing(signs: Found) -> None:
@@ -65,3 +65,15 @@ def test_replay_keeps_old_clips(tmp_path: Path) -> None:
     assert found["replay"]["old_psnr_db"] > found["alone"]["old_psnr_db"] + 1
     for name in lost:
         assert found[name]["new_loss"] < found["shipped"]["new_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_guidance_preservation_keeps_what_plain_tuning_wears_off(tmp_path: Path) -> None:
+    found = behaviour.guidance(tmp_path)
+    had = found["distilled"]["scale"] - 1
+    assert had > 0.7
+    assert found["none"]["scale"] - 1 < 0.4 * had
+    for form in ("contrast", "drift"):
+        assert found[form]["scale"] - 1 > 0.4 * had, form
+        assert found[form]["distance"] < 0.9 * found["none"]["distance"], form
