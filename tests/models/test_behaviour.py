@@ -9,6 +9,8 @@ import pytest
 from benchmarks import behaviour
 from benchmarks.behaviour import Found
 
+pytestmark = pytest.mark.timeout(600)  # half a minute of one core; busy machines take far longer
+
 
 @pytest.fixture(scope="module")
 def signs(tmp_path_factory: pytest.TempPathFactory) -> Found:
