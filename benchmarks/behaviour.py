@@ -185,7 +185,8 @@ def changed(before: Family, after: Family) -> dict[str, float]:
 def guidance(folder: Path, num_steps: int = 100) -> Found:
     """A distilled model tuned on other clips of its own world, in each form: what is left of the distillation.
 
-    Its own world, because on other material forgetting outweighs what is to be seen here.
+    Its own world, because tuning on the other half forgets so much that on old scenes `contrast` loses the guidance
+    like `none`, and only `drift` holds some.
     """
     shots = [Shot("base", 30_000 + number, "bounce") for number in range(32)]
     held_out = [Shot("base", 900 + number, "bounce", held_out=True) for number in range(4)]

@@ -76,6 +76,6 @@ def test_guidance_preservation_keeps_what_plain_tuning_wears_off(tmp_path: Path)
     had = found["distilled"]["scale"] - 1
     assert had > 0.7
     assert found["none"]["scale"] - 1 < 0.4 * had
-    for form in ("contrast", "drift"):
+    for form in ("contrast", "drift", "assistant"):
         assert found[form]["scale"] - 1 > 0.4 * had, form
         assert found[form]["distance"] < 0.9 * found["none"]["distance"], form
