@@ -98,7 +98,7 @@ def keep_full(module: nn.Module) -> None:
     forward = module.forward
 
     def without_autocast(*args: Any, **kwargs: Any) -> Any:
-        device = next((value.device.type for value in args if isinstance(value, Tensor)), "cpu")
+        device = next((value.device.type for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), "cpu")
         with torch.autocast(device, enabled=False):
             return forward(*args, **kwargs)
 
@@ -153,16 +153,27 @@ def scaler_for(running: Running, device: torch.device) -> torch.amp.GradScaler |
     return torch.amp.GradScaler(device.type) if running.precision == "fp16" else None
 
 
-def strategy_for(running: Running, world_size: int, timeout_s: float) -> Any:
-    """Lightning's strategy: `auto` for one process, which shares with nobody."""
-    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+def strategy_for(running: Running, world_size: int, timeout_s: float, device: torch.device) -> Any:
+    """Lightning's strategy on devices of this one's kind; one process shares with nobody.
 
-    if world_size == 1:
-        return "auto"
-    timeout = timedelta(seconds=timeout_s)
+    Raises:
+        ValueError: several processes on a device with a number.
+    """
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+
+    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
+    ddp = DDPStrategy
+    if device.type == "npu":
+        from models.npu import BACKEND, NPUDDPStrategy
+
+        ddp, options["process_group_backend"] = NPUDDPStrategy, BACKEND
+    if world_size == 1:  # by Lightning's `auto` what it does not know is a CPU
+        return SingleDeviceStrategy(device if device.type == "cpu" else torch.device(device.type, device.index or 0))
+    if device.index is not None:
+        raise ValueError(f"accelerator {device} is one device for {world_size} processes; set it to {device.type}")
     if running.strategy == "ddp":
-        return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True)
-    return ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1, timeout=timeout)
+        return ddp(gradient_as_bucket_view=True, **options)
+    return ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1, **options)
 
 
 def set_gradient_sync(transformer: nn.Module, *, on: bool) -> None:

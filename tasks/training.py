@@ -186,22 +186,26 @@ def fit(
 
     Raises:
         Preempted: it was asked to stop, by a signal or `told`.
+        ValueError, RuntimeError: there is no such accelerator, or it cannot do what is asked for.
     """
     import lightning
 
     from models import parallel
+    from models.accelerators import device_of, refuse_unable
     from models.loading import LatentData
     from models.preemption import Preempted
     from models.saving import Saving
     from models.sft import Bar
 
     local_size, world_size = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    device = device_of(accelerator, "train.accelerator")
+    refuse_unable(module.running, device)
     saving = Saving(work, facts, save_every, keep_states, told)
     trainer = lightning.Trainer(
-        accelerator=accelerator,
-        devices=local_size,
+        strategy=parallel.strategy_for(module.running, world_size, timeout_s, device),
+        accelerator=device.type,
+        devices=local_size if device.index is None else [device.index],
         num_nodes=world_size // local_size,
-        strategy=parallel.strategy_for(module.running, world_size, timeout_s),
         max_epochs=1,
         use_distributed_sampler=False,
         logger=False,
@@ -220,7 +224,7 @@ def fit(
         micro_batch=module.running.micro_batch,
         bare=module.needs_bare,
         num_workers=num_readers,
-        pin_memory=accelerator == "cuda",
+        pin_memory=device.type != "cpu",
     )
     trainer.fit(module, datamodule=batches)
     if saving.preempted_at is not None:
