@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from lightning.fabric.utilities.distributed import (
+    _init_dist_connection,  # pyright: ignore[reportPrivateUsage] # its strategies have no switch for it
+)
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
 from typing_extensions import override
 
 from models.accelerators import count, missing
@@ -92,7 +95,28 @@ class NPUAccelerator(Accelerator):
         return "npu"
 
 
-class NPUDDPStrategy(DDPStrategy):
+class Unbound(ParallelStrategy):
+    """Begins the process group without binding it to a device, as Lightning does to whatever is not a CPU.
+
+    Of a bound group torch expects that it can be split, which HCCL need not do, and that every other group, ours of
+    gloo too, serves the device.
+    """
+
+    @override
+    def setup_environment(self) -> None:
+        """See `Strategy`; Lightning takes a process group that is there as it is."""
+        assert self.cluster_environment is not None
+        npu().set_device(self.root_device)
+        timeout = cast(Any, self)._timeout  # noqa: SLF001 # both strategies keep it there
+        _init_dist_connection(self.cluster_environment, BACKEND, timeout=timeout)
+        super().setup_environment()
+
+
+class NPUModelParallelStrategy(Unbound, ModelParallelStrategy):
+    """FSDP2."""
+
+
+class NPUDDPStrategy(Unbound, DDPStrategy):
     """DDP without Lightning's assumption that whatever is not a CPU has CUDA's streams."""
 
     @override

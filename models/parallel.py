@@ -161,19 +161,19 @@ def strategy_for(running: Running, world_size: int, timeout_s: float, device: to
     """
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
-    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
-    ddp = DDPStrategy
+    ddp, sharded = DDPStrategy, ModelParallelStrategy
     if device.type == "npu":
-        from models.npu import BACKEND, NPUDDPStrategy
+        from models.npu import NPUDDPStrategy, NPUModelParallelStrategy
 
-        ddp, options["process_group_backend"] = NPUDDPStrategy, BACKEND
+        ddp, sharded = NPUDDPStrategy, NPUModelParallelStrategy
     if world_size == 1:  # by Lightning's `auto` what it does not know is a CPU
         return SingleDeviceStrategy(device if device.type == "cpu" else torch.device(device.type, device.index or 0))
     if device.index is not None:
         raise ValueError(f"accelerator {device} is one device for {world_size} processes; set it to {device.type}")
+    timeout = timedelta(seconds=timeout_s)
     if running.strategy == "ddp":
-        return ddp(gradient_as_bucket_view=True, **options)
-    return ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1, **options)
+        return ddp(timeout=timeout, gradient_as_bucket_view=True)
+    return sharded(data_parallel_size=world_size, tensor_parallel_size=1, timeout=timeout)
 
 
 def set_gradient_sync(transformer: nn.Module, *, on: bool) -> None:
