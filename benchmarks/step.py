@@ -124,7 +124,12 @@ def make_base(size: Size, folder: Path) -> None:
     if size.width:
         config = {**parts["transformer"].config, "hidden_size": size.width, "num_layers": size.num_blocks}
         config |= {"num_attention_heads": size.width // 64, "attention_head_dim": 64, "ffn_dim": 4 * size.width}
-        config |= {"rope_freq_dim": 8, "freq_dim": 256, "time_embed_hidden_dim": size.width, "time_embed_dim": size.width // 2}
+        config |= {
+            "rope_freq_dim": 8,
+            "freq_dim": 256,
+            "time_embed_hidden_dim": size.width,
+            "time_embed_dim": size.width // 2,
+        }
         parts["transformer"] = type(parts["transformer"]).from_config(config)
     (tiny_h3 if size.family == "h3" else tiny_ltx2).save(parts, folder)
 
@@ -185,12 +190,16 @@ class Bare:
 class Turns:
     """Lets a bare step follow every step of ours, and keeps what both took."""
 
-    def __init__(self, module: SupervisedFineTuning, running: Running, device: torch.device, *, compiled: bool) -> None:
+    def __init__(
+        self, module: SupervisedFineTuning, blocks: str, running: Running, device: torch.device, *, compiled: bool
+    ) -> None:
         self.ours, self.theirs = Clock(device), Clock(device)
         self.pairs: list[tuple[dict[str, float], dict[str, float]]] = []
         self._bare: Bare | None = None
-        self._inputs: dict[str, Any] = {}
+        self.inputs: dict[str, Any] = {}
+        """Of the transformer in our first step."""
         self._module, self._running, self._compiled = module, running, compiled
+        self._blocks = blocks
         self._copy = copy.deepcopy(module.transformer)
         self._hook = module.transformer.register_forward_pre_hook(self._keep, with_kwargs=True)
         cast(Any, module).on_train_batch_end = self._turn
@@ -205,7 +214,7 @@ class Turns:
     def _keep(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Our first step's inputs become the bare step's."""
         assert not args
-        self._inputs = {name: copy.deepcopy(value) for name, value in kwargs.items()}
+        self.inputs = {name: copy.deepcopy(value) for name, value in kwargs.items()}
         self._hook.remove()
 
     def _turn(self, *_: Any) -> None:
@@ -213,9 +222,9 @@ class Turns:
         self.theirs.restart()
         if self._bare is None:
             model = self._copy.to(self._module.device).train()
-            blocks = cast(Any, self._module)._family.blocks
+            blocks = self._blocks
             parallel.prepare(model, blocks, self._running, mesh=None, compiled=self._compiled)
-            self._bare = Bare(model, self._inputs, self._running, self.theirs)
+            self._bare = Bare(model, self.inputs, self._running, self.theirs)
         torch.use_deterministic_algorithms(mode=False)  # ours are, and that is its own cost
         self._bare.step()
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
@@ -227,9 +236,7 @@ class Turns:
 def one_round(base: Path, store: Path, size: Size, device: torch.device, number: int) -> Turns:
     """Train for some steps, in turns."""
     on_gpu = device.type != "cpu"
-    running = Running(
-        strategy="ddp", precision="bf16" if on_gpu else "fp32", recompute="none", micro_batch=size.batch
-    )
+    running = Running(strategy="ddp", precision="bf16" if on_gpu else "fp32", recompute="none", micro_batch=size.batch)
     stage = Stage.model_validate(
         {
             "conditions": {"t2va": 1.0}, "num_steps": size.steps + WARM, "batch_size": size.batch, "warmup_steps": 1,
@@ -237,15 +244,22 @@ def one_round(base: Path, store: Path, size: Size, device: torch.device, number:
         }
     )  # fmt: skip
     latents = LatentStore(store)
-    module = SupervisedFineTuning(load_family(base), stage, 0, running, compiled=on_gpu)
-    turns = Turns(module, running, device, compiled=on_gpu)
+    family = load_family(base)
+    module = SupervisedFineTuning(family, stage, 0, running, compiled=on_gpu)
+    turns = Turns(module, family.blocks, running, device, compiled=on_gpu)
     sampler = Sampler(candidates_of(latents.index), stage, 0)
     known = loading.Steps.__getitem__, objective.noise_of
     loading.Steps.__getitem__ = turns.ours.timed("reading", known[0])
     objective.noise_of = turns.ours.timed("noise", known[1])
     try:
-        with tempfile.TemporaryDirectory() as work, open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # noqa: PTH123
-            training.fit(module, sampler, latents, Path(work) / f"{number}", {}, accelerator=str(device), save_every=10**6)
+        with (
+            tempfile.TemporaryDirectory() as work,
+            Path(os.devnull).open("w") as nowhere,
+            contextlib.redirect_stderr(nowhere),
+        ):
+            training.fit(
+                module, sampler, latents, Path(work) / f"{number}", {}, accelerator=str(device), save_every=10**6
+            )
     finally:
         loading.Steps.__getitem__, objective.noise_of = known
     return turns
@@ -303,7 +317,7 @@ def held(size: Size, device: torch.device) -> dict[str, Any]:
                 running = Running(strategy="ddp", precision=precision, recompute="none")
                 parallel.prepare(model, family.blocks, running, mesh=None, compiled=False)
                 with parallel.computing(running, device):
-                    found[f"{precision}, {recompute}"] = dry_run.step(model, cast(Any, turns)._inputs, recompute)
+                    found[f"{precision}, {recompute}"] = dry_run.step(model, turns.inputs, recompute)
     plain = found["fp32, none"]
     return {
         name: {

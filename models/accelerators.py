@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from typing import cast
 
 import torch
 
@@ -32,7 +33,9 @@ def device_of(accelerator: str, setting: str = "accelerator") -> torch.device:
         return torch.device(next(kind for kind in ORDER if missing(kind) is None))
     kind, colon, number = accelerator.partition(":")
     if kind not in ORDER or (colon and not number.isdecimal()) or (colon and kind == "cpu"):
-        raise ValueError(f"{setting} = {accelerator}: no accelerator is called so; set auto, cpu, cuda, npu or e.g. cuda:1")
+        raise ValueError(
+            f"{setting} = {accelerator}: no accelerator is called so; set auto, cpu, cuda, npu or e.g. cuda:1"
+        )
     reason = missing(kind)
     if reason is None and colon and int(number) >= count(kind):
         reason = f"there are {count(kind)}, counted from 0"
@@ -53,7 +56,9 @@ def missing(kind: str) -> str | None:
         try:
             importlib.import_module("torch_npu")
         except (ImportError, OSError, RuntimeError) as error:  # CANN's libraries are not there, or of another version
-            return f"torch_npu cannot be imported ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+            return (
+                f"torch_npu cannot be imported ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+            )
     if kind != "cpu" and count(kind) == 0:
         return "no such device is visible to this process"
     return None
@@ -62,6 +67,11 @@ def missing(kind: str) -> str | None:
 def count(kind: str) -> int:
     """Devices of a kind; of the CPU one. The kind's package must be imported."""
     return 1 if kind == "cpu" else torch.get_device_module(kind).device_count()
+
+
+def number_of(device: torch.device) -> int | None:
+    """The number that a setting names a device by; None where it names the kind."""
+    return cast("int | None", device.index)
 
 
 def refuse_unable(running: Running, device: torch.device) -> None:

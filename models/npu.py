@@ -67,7 +67,9 @@ class NPUAccelerator(Accelerator):
         else:
             wanted = list(range(int(devices)))
         if not wanted or max(wanted) >= count("npu") or min(wanted) < 0:
-            raise ValueError(f"{devices} of {count('npu')} NPUs; set launch.processes_per_node to the devices that are here")
+            raise ValueError(
+                f"{devices} of {count('npu')} NPUs; set launch.processes_per_node to the devices that are here"
+            )
         return wanted
 
     @staticmethod

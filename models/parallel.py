@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from models.accelerators import number_of
 from models.running import Running
 
 if TYPE_CHECKING:
@@ -167,8 +168,10 @@ def strategy_for(running: Running, world_size: int, timeout_s: float, device: to
 
         ddp, sharded = NPUDDPStrategy, NPUModelParallelStrategy
     if world_size == 1:  # by Lightning's `auto` what it does not know is a CPU
-        return SingleDeviceStrategy(device if device.type == "cpu" else torch.device(device.type, device.index or 0))
-    if device.index is not None:
+        return SingleDeviceStrategy(
+            device if device.type == "cpu" else torch.device(device.type, number_of(device) or 0)
+        )
+    if number_of(device) is not None:
         raise ValueError(f"accelerator {device} is one device for {world_size} processes; set it to {device.type}")
     timeout = timedelta(seconds=timeout_s)
     if running.strategy == "ddp":

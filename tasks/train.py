@@ -104,13 +104,13 @@ def on_devices(config: Config) -> Launch:
     Raises:
         ValueError, RuntimeError: there is no such accelerator.
     """
-    from models.accelerators import count, device_of
+    from models.accelerators import count, device_of, number_of
 
     device = device_of(config.accelerator, "train.accelerator")
     if config.launch.processes_per_node != "auto":
         return config.launch
     return config.launch.model_copy(
-        update={"processes_per_node": count(device.type) if device.index is None else 1}
+        update={"processes_per_node": count(device.type) if number_of(device) is None else 1}
     )
 
 

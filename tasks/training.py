@@ -191,7 +191,7 @@ def fit(
     import lightning
 
     from models import parallel
-    from models.accelerators import device_of, refuse_unable
+    from models.accelerators import device_of, number_of, refuse_unable
     from models.loading import LatentData
     from models.preemption import Preempted
     from models.saving import Saving
@@ -199,12 +199,13 @@ def fit(
 
     local_size, world_size = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     device = device_of(accelerator, "train.accelerator")
+    number = number_of(device)
     refuse_unable(module.running, device)
     saving = Saving(work, facts, save_every, keep_states, told)
     trainer = lightning.Trainer(
         strategy=parallel.strategy_for(module.running, world_size, timeout_s, device),
         accelerator=device.type,
-        devices=local_size if device.index is None else [device.index],
+        devices=local_size if number is None else [number],
         num_nodes=world_size // local_size,
         max_epochs=1,
         use_distributed_sampler=False,
