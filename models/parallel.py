@@ -78,10 +78,15 @@ def shard(transformer: nn.Module, blocks: list[nn.Module], running: Running, mes
         compute = MixedPrecisionPolicy(**kinds, cast_forward_inputs=False)
         for module in full_precision_modules(transformer):
             if any(True for _ in module.parameters()):
-                fully_shard(module, mp_policy=full, **options)
+                fully_shard(on_device(module, mesh), mp_policy=full, **options)
     for block in blocks:
-        fully_shard(block, mp_policy=compute, **options)
-    fully_shard(transformer, mp_policy=compute, **options)
+        fully_shard(on_device(block, mesh), mp_policy=compute, **options)
+    fully_shard(on_device(transformer, mesh), mp_policy=compute, **options)
+
+
+def on_device(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The module where FSDP2 could not move it itself: a tensor of the CPU cannot become one of an NPU in place."""
+    return module.to(mesh.device_type) if mesh.device_type == "npu" else module
 
 
 def full_precision_modules(transformer: nn.Module) -> list[nn.Module]:
