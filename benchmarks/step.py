@@ -61,7 +61,7 @@ class Size(NamedTuple):
 SIZES = {
     "tiny-h3": Size("h3", steps=30),
     "tiny-ltx2": Size("ltx2", side_px=64, steps=30),
-    "h3-512": Size("h3", 512, 6, 128, 39 / 24, 1, steps=4, rounds=3),
+    "h3-512": Size("h3", 512, 6, 128, 39 / 24, 1, steps=3, rounds=3),
     "h3-0.5b": Size("h3", 1536, 14, 320, 73 / 24, 1, steps=20),
     "h3-2b": Size("h3", 2560, 20, 480, 73 / 24, 1, steps=20),
 }

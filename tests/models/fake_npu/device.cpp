@@ -225,6 +225,13 @@ struct Collectives final : c10d::Backend {
     auto to = seen(output), from = seen(input);
     return done(gloo->_reduce_scatter_base(to, from, options), {output});
   }
+  Work allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    for (size_t at = 0; at < outputs.size(); ++at) _allgather_base(outputs[at], inputs[at], options);
+    return c10::make_intrusive<Done>(outputs);
+  }
+  Work allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    return allreduce(tensors, options);
+  }
   Work barrier(const c10d::BarrierOptions& options) override {
     auto plain = options;
     plain.device_ids = {};
