@@ -36,6 +36,7 @@ from models import dry_run, loading, objective, parallel, tiny_h3, tiny_ltx2
 from models.families import load_encoders, load_family
 from models.running import Running
 from models.sft import SupervisedFineTuning
+from models.threads import use_one_thread
 from tasks import training
 
 NUM_CLIPS = 8
@@ -61,7 +62,7 @@ class Size(NamedTuple):
 SIZES = {
     "tiny-h3": Size("h3", steps=30),
     "tiny-ltx2": Size("ltx2", side_px=64, steps=30),
-    "h3-512": Size("h3", 512, 6, 128, 39 / 24, 1, steps=3, rounds=3),
+    "h3-512": Size("h3", 512, 8, 48, 39 / 24, 1, steps=6, rounds=5),
     "h3-0.5b": Size("h3", 1536, 14, 320, 73 / 24, 1, steps=20),
     "h3-2b": Size("h3", 2560, 20, 480, 73 / 24, 1, steps=20),
 }
@@ -337,7 +338,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", choices=list(SIZES), default=["tiny-h3", "tiny-ltx2", "h3-512"])
     parser.add_argument("--parts", nargs="*", default=["step", "memory_over_plain_fp32"])
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    use_one_thread()
     device = torch.device(options.device)
     report = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     packages = {name: version(name) for name in ("torch", "lightning", "diffusers")}

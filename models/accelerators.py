@@ -74,11 +74,13 @@ def number_of(device: torch.device) -> int | None:
     return cast("int | None", device.index)
 
 
-def refuse_unable(running: Running, device: torch.device) -> None:
-    """Refuse what a kind of device cannot do, before work starts.
+def able(accelerator: str, running: Running) -> torch.device:
+    """The device that trains, as `device_of`, once it is seen that it can.
 
     Raises:
         RuntimeError: 8-bit products on an NPU: torchao has no kernels for it.
     """
+    device = device_of(accelerator, "train.accelerator")
     if running.precision == "fp8" and device.type == "npu":
-        raise RuntimeError("precision fp8 has no kernels on npu; set precision to bf16")
+        raise RuntimeError("train.precision fp8 has no kernels on npu; set it to bf16")
+    return device

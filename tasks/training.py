@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from models.sft import SupervisedFineTuning
     from tasks.train import Config
 
+UNUSED = ("logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar")
+"""What Lightning has and we have of our own."""
+
 
 def train(config: Config, name: str) -> None:
     """Train a stage and write its checkpoint; raises as `tasks.train.run`, and when memory runs out."""
@@ -186,33 +189,28 @@ def fit(
 
     Raises:
         Preempted: it was asked to stop, by a signal or `told`.
-        ValueError, RuntimeError: there is no such accelerator, or it cannot do what is asked for.
+        ValueError, RuntimeError: as `models.accelerators.able`.
     """
     import lightning
 
     from models import parallel
-    from models.accelerators import device_of, number_of, refuse_unable
+    from models.accelerators import able, number_of
     from models.loading import LatentData
     from models.preemption import Preempted
     from models.saving import Saving
     from models.sft import Bar
 
     local_size, world_size = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    device = device_of(accelerator, "train.accelerator")
-    number = number_of(device)
-    refuse_unable(module.running, device)
+    device = able(accelerator, module.running)
     saving = Saving(work, facts, save_every, keep_states, told)
     trainer = lightning.Trainer(
         strategy=parallel.strategy_for(module.running, world_size, timeout_s, device),
         accelerator=device.type,
-        devices=local_size if number is None else [number],
+        devices=local_size if (number := number_of(device)) is None else [number],
         num_nodes=world_size // local_size,
         max_epochs=1,
         use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
+        **cast(Any, dict.fromkeys(UNUSED, False)),
         callbacks=[saving, Bar(work.name, module.stage.num_steps)],
         deterministic="warn",
     )

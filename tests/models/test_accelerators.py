@@ -11,13 +11,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from models import accelerators
-from models.accelerators import device_of, refuse_unable
+from models.accelerators import able, device_of
 from models.running import Running
 from tests.models.test_parallel import LEVELS, assert_equal_to
 from tests.models.training_runs import result_of, run, stage_of, together
@@ -76,14 +77,12 @@ def test_an_npu_without_its_package_says_so_in_one_line(
     assert "set train.accelerator to cpu" in str(error.value)
 
 
-def test_eight_bit_products_are_refused_on_an_npu_by_name() -> None:
-    class Npu:
-        type = "npu"
-
-    device: Any = Npu()
-    with pytest.raises(RuntimeError, match="fp8 has no kernels on npu; set precision to bf16"):
-        refuse_unable(Running(precision="fp8"), device)
-    refuse_unable(Running(precision="bf16"), device)
+def test_eight_bit_products_are_refused_on_an_npu_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    npu = SimpleNamespace(type="npu")
+    monkeypatch.setattr(accelerators, "device_of", lambda *_: npu)
+    with pytest.raises(RuntimeError, match=r"train\.precision fp8 has no kernels on npu; set it to bf16"):
+        able("npu", Running(precision="fp8"))
+    assert able("npu", Running(precision="bf16")) is npu
 
 
 @pytest.fixture(scope="session")
