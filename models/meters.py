@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import lightning
 import psutil
@@ -48,14 +48,14 @@ def memory_of(device: torch.device) -> Memory:
         used = psutil.Process().memory_info().rss
         peak = max(used, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         return Memory(used, peak, 0, peak, psutil.virtual_memory().total)
-    known = torch.accelerator
+    known = cast(Any, torch.get_device_module(device))  # torch.accelerator knows less of NPUs
     used = known.memory_allocated(device)
     return Memory(
         used,
         known.max_memory_allocated(device),
         known.memory_reserved(device) - used,
         known.max_memory_reserved(device),
-        known.get_memory_info(device)[1],
+        known.mem_get_info(device)[1],
     )
 
 

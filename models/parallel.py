@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from models.accelerators import number_of
 from models.running import Running
 
 if TYPE_CHECKING:
@@ -77,10 +78,15 @@ def shard(transformer: nn.Module, blocks: list[nn.Module], running: Running, mes
         compute = MixedPrecisionPolicy(**kinds, cast_forward_inputs=False)
         for module in full_precision_modules(transformer):
             if any(True for _ in module.parameters()):
-                fully_shard(module, mp_policy=full, **options)
+                fully_shard(on_device(module, mesh), mp_policy=full, **options)
     for block in blocks:
-        fully_shard(block, mp_policy=compute, **options)
-    fully_shard(transformer, mp_policy=compute, **options)
+        fully_shard(on_device(block, mesh), mp_policy=compute, **options)
+    fully_shard(on_device(transformer, mesh), mp_policy=compute, **options)
+
+
+def on_device(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The module where FSDP2 could not move it itself: a tensor of the CPU cannot become one of an NPU in place."""
+    return module.to(mesh.device_type) if mesh.device_type == "npu" else module
 
 
 def full_precision_modules(transformer: nn.Module) -> list[nn.Module]:
@@ -98,7 +104,7 @@ def keep_full(module: nn.Module) -> None:
     forward = module.forward
 
     def without_autocast(*args: Any, **kwargs: Any) -> Any:
-        device = next((value.device.type for value in args if isinstance(value, Tensor)), "cpu")
+        device = next((value.device.type for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), "cpu")
         with torch.autocast(device, enabled=False):
             return forward(*args, **kwargs)
 
@@ -153,16 +159,29 @@ def scaler_for(running: Running, device: torch.device) -> torch.amp.GradScaler |
     return torch.amp.GradScaler(device.type) if running.precision == "fp16" else None
 
 
-def strategy_for(running: Running, world_size: int, timeout_s: float) -> Any:
-    """Lightning's strategy: `auto` for one process, which shares with nobody."""
-    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+def strategy_for(running: Running, world_size: int, timeout_s: float, device: torch.device) -> Any:
+    """Lightning's strategy on devices of this one's kind; one process shares with nobody.
 
-    if world_size == 1:
-        return "auto"
+    Raises:
+        ValueError: several processes on a device with a number.
+    """
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+
+    ddp, sharded = DDPStrategy, ModelParallelStrategy
+    if device.type == "npu":
+        from models.npu import NPUDDPStrategy, NPUModelParallelStrategy
+
+        ddp, sharded = NPUDDPStrategy, NPUModelParallelStrategy
+    if world_size == 1:  # by Lightning's `auto` what it does not know is a CPU
+        return SingleDeviceStrategy(
+            device if device.type == "cpu" else torch.device(device.type, number_of(device) or 0)
+        )
+    if number_of(device) is not None:
+        raise ValueError(f"accelerator {device} is one device for {world_size} processes; set it to {device.type}")
     timeout = timedelta(seconds=timeout_s)
     if running.strategy == "ddp":
-        return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True)
-    return ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1, timeout=timeout)
+        return ddp(timeout=timeout, gradient_as_bucket_view=True)
+    return sharded(data_parallel_size=world_size, tensor_parallel_size=1, timeout=timeout)
 
 
 def set_gradient_sync(transformer: nn.Module, *, on: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from typing import Any, cast
 
 import torch
 
@@ -16,6 +17,8 @@ def use_one_thread() -> None:
     """
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    # Else every new tensor is written twice, in case somebody reads what is not there yet.
+    cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

@@ -46,8 +46,8 @@ class Config(CaptionLimits):
     """Name of the model that the server is asked for."""
     model_folder: Path | None = None
     """Folder of a vision-language model in the transformers layout, with safetensors."""
-    device: str = "cpu"
-    """Torch device of a local model, e.g. `cuda`."""
+    accelerator: str = "cpu"
+    """Of a local model: `auto` (the first there is of CUDA, NPU, CPU), `cpu`, `cuda`, `npu`, or one of several: `cuda:1`."""
     prompt: str = Field(default=PROMPT, min_length=1)
     """What the model is asked, after the frames."""
     num_frames: int = Field(default=4, gt=0)
@@ -197,7 +197,10 @@ def writer(config: Config) -> Captioner:
     if config.by == "endpoint":
         return captioner.EndpointCaptioner(config.endpoint, config.model or "", config.max_answer_tokens)
     assert config.model_folder is not None
-    return captioner.LocalCaptioner(config.model_folder, config.max_answer_tokens, config.device)
+    from models.accelerators import device_of
+
+    device = device_of(config.accelerator, "caption.accelerator")
+    return captioner.LocalCaptioner(config.model_folder, config.max_answer_tokens, str(device))
 
 
 @functools.cache

@@ -70,7 +70,7 @@ class Config(Frozen):
     clips_per_shard: int = Field(default=32, gt=0)
     """Clips of a safetensors shard, about; aim at tens to hundreds of MB."""
     accelerator: str = "cpu"
-    """Torch device that encodes, e.g. `cuda`."""
+    """`auto` (the first there is of CUDA, NPU, CPU), `cpu`, `cuda`, `npu`, or one of several: `cuda:1`."""
     work: Path = Path("data/store/work/encode")
     """Parts and shards of this run and the last, by content; they share their bytes with the store where links can."""
 
@@ -95,12 +95,15 @@ def run(config: Config) -> Path:
     """Write the latent store; returns its folder.
 
     Raises:
-        ValueError: a canvas is below the model's grid, or it has no such mode; no such device; a clip is there twice; a
+        ValueError: a canvas is below the model's grid, or it has no such mode; no such name of an accelerator; a clip is there twice; a
             file lies where a folder is to be.
-        RuntimeError: no model in `base`, no split, too little disk or time, or another run is at work in `work`.
+        RuntimeError: no model in `base`, no such device, no split, too little disk or time, or another run is at work in `work`.
         DataRefused: no clip can be encoded, or a critical expectation failed; only the evidence is written then.
     """
-    check_device(config.accelerator)
+    from models.accelerators import device_of
+
+    # The processes that encode would say much later that it is not there.
+    config = config.model_copy(update={"accelerator": str(device_of(config.accelerator, "encode.accelerator"))})
     with alone(config.work, "encode.work"):
         return encoded(config)
 
@@ -171,22 +174,6 @@ def read_splits(folder: Path) -> list[tuple[str, Clip]]:
             raise ValueError(f"{folder}/{split}.parquet: clip_id {clip.clip_id!r} is empty or has a slash in it")
         seen[clip.clip_id] = split
     return clips
-
-
-def check_device(accelerator: str) -> None:
-    """Raise ValueError where this machine has no such device: the processes that encode would say so much later."""
-    import torch
-
-    try:
-        wanted = torch.device(accelerator).type
-    except RuntimeError as error:
-        raise ValueError(f"encode.accelerator: {accelerator!r} is no torch device; use cpu or cuda") from error
-    there = torch.accelerator.current_accelerator(check_available=True)
-    if wanted != "cpu" and (there is None or there.type != wanted):
-        found = "none" if there is None else there.type
-        raise ValueError(
-            f"encode.accelerator = {accelerator}, and torch finds {found} here; set it to {found if there else 'cpu'}"
-        )
 
 
 def check_modes(config: Config, encoders: Encoders) -> None:

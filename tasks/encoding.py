@@ -301,8 +301,9 @@ def text(
 @functools.cache
 def loaded(base: Path, device: str) -> Encoders:
     """The encoders, once a process."""
+    from models.accelerators import device_of
     from models.families import load_encoders
     from models.threads import use_one_thread
 
     use_one_thread()
-    return load_encoders(base, device=device)
+    return load_encoders(base, device=str(device_of(device, "encode.accelerator")))

@@ -89,8 +89,8 @@ class Config(Frozen):
     """1 generates in this process; 2 with one process a model. The result does not depend on it."""
     max_generation_s: float = Field(default=36000, gt=0)
     """Longest time for all generations of one model, s."""
-    device: str = "cpu"
-    """Where generation runs: `cpu` or `cuda`."""
+    accelerator: str = "cpu"
+    """`auto` (the first there is of CUDA, NPU, CPU), `cpu`, `cuda`, `npu`, or one of several: `cuda:1`."""
 
 
 def run(config: Config) -> Report:
@@ -98,8 +98,11 @@ def run(config: Config) -> Report:
 
     Raises:
         DataRefused: no test clip can be read.
-        RuntimeError: a model is missing.
+        RuntimeError: a model is missing, or the accelerator.
     """
+    from models.accelerators import device_of
+
+    config = config.model_copy(update={"accelerator": str(device_of(config.accelerator, "evaluate.accelerator"))})
     test = read_test(config)
     clips = choose_clips(test, config.group_shares, config.max_clips, config.seed)
     partners = {clip.clip_id: other for clip in clips if (other := partner_of(clip, test))}
@@ -150,7 +153,7 @@ def fingerprint(config: Config, clips: Sequence[Clip], facts: dict[str, str]) ->
         "steps": config.num_inference_steps,
         "shape": config.shape.model_dump(),
         "clips": [clip.model_dump() for clip in clips],
-        "device": config.device,
+        "device": config.accelerator,
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -215,13 +218,14 @@ class Part(NamedTuple):
 
 def generate_part(part: Part) -> None:
     """Make the generations of one model; every one is kept as soon as it is made."""
+    from models.accelerators import device_of
     from models.generation import Generator
     from models.threads import use_one_thread
 
     use_one_thread()
     config = part.config
     sampler = Sampler(config.num_inference_steps, config.seed)
-    generator = Generator.load(config.base, part.checkpoint, config.shape, device=config.device)
+    generator = Generator.load(config.base, part.checkpoint, config.shape, device=str(device_of(config.accelerator)))
     for job in progress(part.jobs, f"generating with the {'tuned' if part.checkpoint else 'base'} model"):
         made = sampler.make(generator, job, part.cache)
         if made is not None:

@@ -88,7 +88,7 @@ class Config(Frozen):
     output: Path | None = None
     """Folder for the result of `prompt`; default `data/store/work/generate`, so that a trial never touches a tracked folder."""
     accelerator: str = "cpu"
-    """Torch device, e.g. `cuda`."""
+    """`auto` (the first there is of CUDA, NPU, CPU), `cpu`, `cuda`, `npu`, or one of several: `cuda:1`."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Config:
@@ -146,6 +146,7 @@ def loaded(config: Config, modes: Sequence[Mode]) -> tuple[Generator, Path]:
         RuntimeError: no model, or no transformer for one of the modes.
         ValueError: two transformers serve the modes, or checkpoint, weights or adapter are not of the one that does.
     """
+    from models.accelerators import device_of
     from models.families.partitions import partition_for
     from models.families.single_file import weights_folder
     from models.generation import Generator
@@ -157,7 +158,7 @@ def loaded(config: Config, modes: Sequence[Mode]) -> tuple[Generator, Path]:
         config.base,
         config.checkpoint,
         config.shape,
-        device=config.accelerator,
+        device=str(device_of(config.accelerator, "generate.accelerator")),
         partition=partition,
         weights=weights,
         adapter=config.adapter,

@@ -58,8 +58,8 @@ class LossDraws(Frozen):
     review_share: float = Field(default=0.01, ge=0, le=1)
     """Share of the entries with the highest loss that is marked for review, rounded up: hard and broken overlap there.
     They are listed and stay eligible."""
-    device: str = "cpu"
-    """Torch device that measures, e.g. `cuda`."""
+    accelerator: str = "cpu"
+    """`auto` (the first there is of CUDA, NPU, CPU), `cpu`, `cuda`, `npu`, or one of several: `cuda:1`."""
 
 
 class Config(Frozen):
@@ -184,15 +184,17 @@ def measured_losses(
     """Loss of every entry by modality and noise level, from the model or an earlier run, and the hash of its weights.
 
     Raises:
-        RuntimeError: there is no such model or checkpoint.
+        RuntimeError: there is no such model, checkpoint or accelerator.
     """
     from data.latents import fingerprint_of
+    from models.accelerators import device_of
     from models.difficulty import VERSION, losses_of_all
     from models.families import load_family
     from models.threads import use_one_thread
 
     use_one_thread()
-    family = load_family(draws.base, device=draws.device)
+    device = device_of(draws.accelerator, "plan.loss.accelerator")
+    family = load_family(draws.base, device=str(device))
     folder = (draws.checkpoint or draws.base) / "transformer"
     if not folder.is_dir():
         raise RuntimeError(
@@ -202,7 +204,7 @@ def measured_losses(
         family.load_transformer(folder)
     counts = (draws.num_noise, draws.num_draws, draws.seed)
     weights = sha256(folder)
-    identity = fingerprint_of([VERSION, weights, draws.device.partition(":")[0], *counts])
+    identity = fingerprint_of([VERSION, weights, device.type, *counts])
     remembered = work / f"losses-{identity[:16]}.jsonl"
     return losses_of_all(family, store, places, *counts, remembered), weights
 
@@ -253,7 +255,7 @@ def summary(
     by_tokens = rounded(float(plan.rho[names.index("difficulty"), names.index("tokens")]))
     present = {name: int(np.count_nonzero(~np.isnan(plan.ranks[name]))) for name in FEATURES}
     entries = plan.index["entry"]
-    draws = config.loss and config.loss.model_dump(mode="json", exclude={"base", "checkpoint", "device"})
+    draws = config.loss and config.loss.model_dump(mode="json", exclude={"base", "checkpoint", "accelerator"})
     return {
         "schema_version": SCHEMA_VERSION,
         "num_entries": len(plan.codes),

@@ -46,7 +46,7 @@ class Config(Running):
     checkpoints: Path
     """Folder that gets one checkpoint folder a stage."""
     accelerator: str = "auto"
-    """Lightning accelerator: `auto`, `cpu`, `cuda` or `npu`."""
+    """`auto` (the first there is of CUDA, NPU, CPU), `cpu`, `cuda`, `npu`, or one of several: `cuda:1`."""
     stages: dict[str, Stage]
     """The curriculum, in order."""
     save_every: int = Field(default=100, gt=0)
@@ -81,6 +81,7 @@ def run(config: Config, name: str) -> Path:
         raise ValueError(f"no stage {name!r} in train.stages; there are {', '.join(config.stages)}")
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # clips of many sizes leave holes
     work = config.work / name
+    config = config.model_copy(update={"launch": on_devices(config)})
     while True:
         micro_batch = min(config.micro_batch, config.stages[name].batch_size, allowed(work))
         attempt = config.model_copy(update={"micro_batch": micro_batch})
@@ -98,6 +99,22 @@ def run(config: Config, name: str) -> Path:
             )
             del error
         gc.collect()
+
+
+def on_devices(config: Config) -> Launch:
+    """The launch with `auto` as a number: a process for each device of the accelerator, one on a CPU.
+
+    Raises:
+        ValueError, RuntimeError: there is no such accelerator.
+    """
+    from models.accelerators import count, device_of, number_of
+
+    device = device_of(config.accelerator, "train.accelerator")
+    if config.launch.processes_per_node != "auto":
+        return config.launch
+    return config.launch.model_copy(
+        update={"processes_per_node": count(device.type) if number_of(device) is None else 1}
+    )
 
 
 def train_here(config: Config, name: str) -> None:

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from data.latents import LatentStore
     from data.sampler import Sampler
     from models.families import Family
+    from models.saving import Saving
     from models.sft import SupervisedFineTuning
     from tasks.train import Config
     from tasks.watching import Watch
+
+UNUSED = ("logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar")
+"""What Lightning has and we have of our own."""
 
 
 def train(config: Config, name: str) -> None:
@@ -193,29 +197,30 @@ def fit(
 
     Raises:
         Preempted: it was asked to stop, by a signal or `told`.
+        ValueError, RuntimeError: as `models.accelerators.able`.
     """
     import lightning
 
     from models import parallel
+    from models.accelerators import able, number_of
     from models.loading import LatentData
-    from models.preemption import Preempted
     from models.saving import Saving
     from models.sft import Bar
 
     local_size, world_size = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    bar = Bar(work.name, module.stage.num_steps, watch.words if watch else dict)
+    bar, device = (
+        Bar(work.name, module.stage.num_steps, watch.words if watch else dict),
+        able(accelerator, module.running),
+    )
     saving = Saving(work, facts, save_every, keep_states, told)
     trainer = lightning.Trainer(
-        accelerator=accelerator,
-        devices=local_size,
+        strategy=parallel.strategy_for(module.running, world_size, timeout_s, device),
+        accelerator=device.type,
+        devices=local_size if (number := number_of(device)) is None else [number],
         num_nodes=world_size // local_size,
-        strategy=parallel.strategy_for(module.running, world_size, timeout_s),
         max_epochs=1,
         use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
+        **cast(Any, dict.fromkeys(UNUSED, False)),
         callbacks=[watch, saving, bar, watch.last] if watch else [saving, bar],
         deterministic="warn",
     )
@@ -228,12 +233,19 @@ def fit(
         micro_batch=module.running.micro_batch,
         bare=module.needs_bare,
         num_workers=num_readers,
-        pin_memory=accelerator == "cuda",
+        pin_memory=device.type != "cpu",
     )
     trainer.fit(module, datamodule=batches)
+    raise_if_preempted(saving, work.name)
+
+
+def raise_if_preempted(saving: Saving, name: str) -> None:
+    """End a run that was asked to stop, and say what it leaves."""
+    from models.preemption import Preempted
+
     if saving.preempted_at is not None:
         state = "its state is saved" if saving.whole else "its state could not be saved in time, the one before holds"
-        raise Preempted(f"{work.name}: asked to stop after step {saving.preempted_at}; {state}; run it again to go on")
+        raise Preempted(f"{name}: asked to stop after step {saving.preempted_at}; {state}; run it again to go on")
 
 
 def write_checkpoint(

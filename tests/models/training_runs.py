@@ -52,8 +52,9 @@ def run(
     running: dict[str, Any],
     save_every: int = 5,
     kill_at: int | None = None,
+    accelerator: str = "cpu",
 ) -> None:
-    """Train in this process, alone or as one of several; the first writes `weights` and `curve` into `work`.
+    """Train in this process, alone or as one of several; the first writes `weights`, `curve` and `device` into `work`.
 
     The last process kills itself in the forward pass of step `kill_at`.
     """
@@ -70,6 +71,7 @@ def run(
     def noting() -> None:
         began()
         if module.trainer.is_global_zero:
+            (work / "device").write_text(str(next(module.transformer.parameters()).device))
             with (work / "starts").open("a") as file:
                 file.write(f"{cast(Any, module.trainer).datamodule.first_step}\n")
 
@@ -89,6 +91,7 @@ def run(
         store,
         work / "states",
         {"stage": stage.model_dump(mode="json")},
+        accelerator=accelerator,
         save_every=save_every,
         timeout_s=120,
     )
