@@ -26,7 +26,7 @@ from data.latent_index import LatentRow
 from data.latent_shards import write_shard
 from data.latents import PARTS, LatentStore, shard_name, write_index
 from data.sampler import StepBatch
-from models.sft import read_batch
+from models.loading import read_batch
 
 NUM_CLIPS, BATCH, ROUNDS, CLIPS_PER_SHARD, CLIPS_PER_CHUNK = 192, 4, 7, 64, 64
 SIZES = {

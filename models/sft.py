@@ -216,9 +216,12 @@ class SupervisedFineTuning(lightning.LightningModule):
                 "sigma_audio": round(levels.sigma_audio, 6),
                 "timestep_bin": min(int(levels.u * NUM_BINS), NUM_BINS - 1),
                 "condition": item.drawn.mode,
-                "gradient_norm": float(f"{norm:.6g}"),
                 "learning_rate": rate,
             }
+            if math.isfinite(norm):
+                row["gradient_norm"] = float(f"{norm:.6g}")
+            else:  # JSON knows no infinity
+                row["skipped"] = 1
             if self.guidance.form == "drift":
                 row["drift"] = round(drift_video / max(1, clips) + drift_audio / max(1, heard), 6)
             rows.append(row)

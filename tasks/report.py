@@ -102,7 +102,7 @@ def render(report: Report, page: Page, media: Path) -> str:
             (title, key, charts.losses(curves, key), charts.by_noise_level(curves, key))
             for title, key in (("Picture", "loss_video"), ("Sound", "loss_audio"))
         ],
-        stages=[(curve.stage, len(curve.rows)) for curve in curves],
+        stages=[(curve.stage, len({row["step"] for row in curve.rows})) for curve in curves],
         stages_picture=curriculum_picture.draw(page.checkpoints),
         curriculum=data_address(page.curriculum_picture, "image/png"),
         left=left_words(page.rejects), num_treated=len({row.item for row in page.treatments}),
