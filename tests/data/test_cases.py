@@ -2,7 +2,7 @@
 
 | no. | what comes in | tests |
 |---|---|---|
-| 1 | no sound | `no sound`; test_h3.py::test_silence_carries_no_loss_and_neither_gives_nor_learns_sound |
+| 1 | no sound | `no sound`; test_objective.py::test_silence_carries_no_loss_and_neither_gives_nor_learns_sound |
 | 2 | mono | `mono` |
 | 3 | one silent side | `one side`, `one side unwanted`; test_evaluate.py::test_a_dead_side_is_left_out_of_the_stereo_measure |
 | 4 | more than two channels | `5.1`, `7.1`, `unknown layout`, `too many channels` |
@@ -25,7 +25,7 @@
 | 21 | sound that is none | `no samples`, `all zeros`, `noise for packets`, `noise from the middle`; test_cases.py::test_a_sound_file_that_holds_none_is_named |
 | 22 | latents of another model | test_encode.py::test_only_what_changed_is_made_again_and_never_because_a_file_moved; test_sampler.py::test_a_curriculum_of_other_latents_is_refused |
 | 23 | killed or disk full while saving | test_files.py::test_a_killed_writer_leaves_the_old_content_and_the_next_one_sweeps_up; test_ingest.py::test_a_machine_that_is_full_stops_the_run_and_blames_no_file |
-| 24 | resumed with other data or more processes | test_sft.py::test_states_of_other_settings_or_altered_bytes_are_not_taken; test_sampler.py::test_a_batch_depends_on_seed_and_step_alone |
+| 24 | resumed with other data or more processes | test_saving.py::test_states_of_other_settings_or_altered_bytes_are_not_taken; test_sampler.py::test_a_batch_depends_on_seed_and_step_alone |
 
 `name` is a key of `CASES` below; file::test is a test.
 """
