@@ -61,8 +61,8 @@ class Config(Running):
     """Processes and machines."""
     watch: Watching = Watching()
     """What is watched of a running stage."""
-    timeout_s: float = Field(default=1800, gt=0)
-    """How long processes wait for each other before they give up, s."""
+    timeout_s: float = Field(default=2000, gt=0)
+    """How long processes wait for each other before they give up, s; on NPUs above HCCL_EXEC_TIMEOUT, 1836."""
     work: Path = Path("data/store/work/train")
     """Resumable states, one folder a stage; kept outside the checkpoint so that DVC never deletes them."""
 

@@ -189,7 +189,7 @@ def fit(
     save_every: int = 100,
     keep_states: int = 2,
     num_readers: int = 0,
-    timeout_s: float = 1800,
+    timeout_s: float = 2000,
     told: Callable[[], bool] | None = None,
     watch: Watch | None = None,
 ) -> None:

@@ -65,6 +65,7 @@ class H3:
             int(cast(Any, self.transformer).config.time_embed_dim),
         )
         self._layouts: dict[tuple[Any, ...], Layout] = {}
+        self._fields: dict[tuple[int, torch.device], dict[str, Tensor]] = {}
 
     @property
     def encoders(self) -> Encoders:
@@ -100,13 +101,18 @@ class H3:
         if bool((tags_BS != tags_BS[:1]).any()):
             raise ValueError("clips of one batch differ in the layout of their text; draw them from one layout")
         places = places_of({name: array.shape[1:] for name, array in conditions.items()})
-        key = (mode, bytes(tags_BS[0].to(torch.uint8).numpy()), video_FHW, num_audio, places, self._device)
+        key = (mode, bytes(tags_BS[0].to(torch.uint8).numpy()), video_FHW, num_audio, places)
         if key not in self._layouts:
             grid = cast("tuple[int, int, int]", video_FHW)
-            made = packed(self.grid, mode, tags_BS[0], grid, num_audio, places)
-            fields = {name: tensor.to(self._device) for name, tensor in made.fields.items()}
-            self._layouts[key] = made._replace(fields=fields)
+            self._layouts[key] = packed(self.grid, mode, tags_BS[0], grid, num_audio, places)
         return self._layouts[key]
+
+    def _on_device(self, layout: Layout) -> dict[str, Tensor]:
+        """The fields of a layout where the transformer is; they stay on the CPU too, where timesteps are laid out."""
+        key = (id(layout), self._device)  # layouts are never forgotten, so a number stays theirs
+        if key not in self._fields:
+            self._fields[key] = {name: tensor.to(self._device) for name, tensor in layout.fields.items()}
+        return self._fields[key]
 
     def video_rows(self, video_BCFHW: Tensor) -> Tensor:
         """Latents as rows (B, R, C·patch)."""
@@ -127,8 +133,8 @@ class H3:
         """Velocities of the picture and sound rows behind the conditions, at noise levels (picture, sound)."""
         fields, times = layout.fields, (1 - sigmas[0], 1 - sigmas[1])
         timestep, indices = MiniMaxH3SetTimestepsStep.build_row_timesteps(
-            fields["video_indices"].cpu(),
-            fields["audio_indices"].cpu(),
+            fields["video_indices"],
+            fields["audio_indices"],
             layout.num_condition_rows,
             layout.num_condition_audio_rows,
             fields["text_indices"].numel(),
@@ -144,7 +150,7 @@ class H3:
             timestep=timestep.to(self._device),
             timestep_indices=indices.to(self._device),
             return_dict=False,
-            **fields,
+            **self._on_device(layout),
         )
         return video[:, layout.num_condition_rows :], audio[:, layout.num_condition_audio_rows :]
 
