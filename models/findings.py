@@ -58,14 +58,18 @@ class Findings:
 
     Args:
         path: JSON file, rewritten whole with each new one; None writes none.
+        continues: Whether the run goes on from a state, so that the file is its own.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, continues: bool = True) -> None:
         self._path = path
         self.known: dict[str, Finding] = {}
-        if path is not None and path.is_file():  # a run that continues has said these
-            written = cast(list[Any], json.loads(path.read_text(encoding="utf-8")))
-            self.known = {item.name: item for item in map(Finding.model_validate, written)}
+        if path is not None and path.is_file() and continues:  # a run that continues has said these
+            try:
+                written = cast(list[Any], json.loads(path.read_text(encoding="utf-8")))
+                self.known = {item.name: item for item in map(Finding.model_validate, written)}
+            except ValueError:  # said again, at worst
+                self.known = {}
 
     def tell(self, found: Iterable[Finding]) -> list[Finding]:
         """Say what has not been said, on stderr, write it down, and return it."""
@@ -75,5 +79,8 @@ class Findings:
             sys.stderr.write(f"train: {finding}\n")
         if new and self._path is not None:
             content = [finding.model_dump() for finding in self.known.values()]
-            write_text(self._path, json.dumps(content, indent=1) + "\n")
+            try:
+                write_text(self._path, json.dumps(content, indent=1) + "\n")
+            except OSError as error:  # a full disk is no reason to stop training
+                sys.stderr.write(f"train: {self._path} cannot be written: {error}\n")
         return new

@@ -181,13 +181,12 @@ def strategy_for(running: Running, world_size: int, timeout_s: float, device: to
     timeout = timedelta(seconds=timeout_s)
     if running.strategy == "ddp":
         return ddp(timeout=timeout, gradient_as_bucket_view=True)
-    return sharded(data_parallel_size=world_size, tensor_parallel_size=1, timeout=timeout)
-
-
-def set_gradient_sync(transformer: nn.Module, *, on: bool) -> None:
-    """Whether FSDP2 reduces gradients in the next backward pass; without FSDP2 nothing."""
-    if hasattr(transformer, "set_requires_gradient_sync"):
-        cast(Any, transformer).set_requires_gradient_sync(on)
+    backend = None
+    if running.offload:  # norms and whole weights are then put together from parts in host memory
+        backend = f"cpu:gloo,{device.type}:{'hccl' if device.type == 'npu' else 'nccl'}"
+    return sharded(
+        data_parallel_size=world_size, tensor_parallel_size=1, timeout=timeout, process_group_backend=backend
+    )
 
 
 def gathered(module: SupervisedFineTuning) -> dict[str, Tensor]:

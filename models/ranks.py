@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,11 +19,12 @@ class Ranks:
     All processes construct it and call its methods in the same order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = 1800) -> None:
+        """`timeout_s`: how long one waits for the others, s."""
         self.group: dist.ProcessGroup | None = None
         self.rank, self.size = 0, 1
         if dist.is_available() and dist.is_initialized():
-            self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+            self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
         else:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is meant to be

@@ -10,7 +10,7 @@ import json
 import random
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +107,7 @@ class Samples(lightning.Callback):
         num_inference_steps: Points of the schedule.
         first_step: Where the run continues; samples before the first step are taken at 0 alone.
         ranks: The processes of the run.
+        computing: The context that training computes in, of its precision.
         measure: Likeness to the stored clip, decoded; None measures nothing.
         tell: Gets the step and the mean of the measures, on rank 0, for instance for the curve's sinks.
     """
@@ -122,12 +123,14 @@ class Samples(lightning.Callback):
         *,
         first_step: int,
         ranks: Ranks,
+        computing: Callable[[], AbstractContextManager[Any]] = nullcontext,
         measure: Measure | None = None,
         tell: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
         self._family, self._store, self._wanted = family, store, tuple(wanted)
         self._folder, self._every, self._num_inference_steps = folder, every, num_inference_steps
         self._step, self._ranks, self._measure, self._tell = first_step, ranks, measure, tell
+        self._computing = computing
         self._taken: int | None = None
         self._warned = False
 
@@ -150,7 +153,7 @@ class Samples(lightning.Callback):
         if self._taken == self._step:
             return
         self._taken = self._step
-        with undisturbed(self._family.transformer):
+        with undisturbed(self._family.transformer), self._computing():
             try:
                 latents = [self._generated(wanted) for wanted in self._wanted]
             except RuntimeError as error:  # out of memory is no reason to lose what was trained
@@ -161,7 +164,7 @@ class Samples(lightning.Callback):
             if self._ranks.rank == 0:
                 try:
                     self._write(latents)
-                except (RuntimeError, OSError) as error:
+                except Exception as error:  # noqa: BLE001 # whatever decoding or writing meets, training goes on
                     self._warn(error)
 
     def _warn(self, error: Exception) -> None:

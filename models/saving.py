@@ -76,13 +76,20 @@ class Saving(lightning.Callback):
         every: Steps between states.
         keep: Whole states that stay.
         told: Whether the run is told to end, the same in all processes; asked once a step. None listens to signals.
+        timeout_s: How long processes wait for each other, s.
     """
 
     def __init__(
-        self, folder: Path, identity: dict[str, Any], every: int, keep: int, told: Callable[[], bool] | None = None
+        self,
+        folder: Path,
+        identity: dict[str, Any],
+        every: int,
+        keep: int,
+        told: Callable[[], bool] | None = None,
+        timeout_s: float = 1800,
     ) -> None:
         self._folder, self._identity, self._every, self._keep = folder, identity, every, keep
-        self._told = told
+        self._told, self._timeout_s = told, timeout_s
         self._ranks: Ranks | None = None
         self._preemption: Preemption | None = None
         self._states: States | None = None
@@ -95,8 +102,8 @@ class Saving(lightning.Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Go on from the newest whole state; the process group and the optimiser are there by now."""
         module = cast(SupervisedFineTuning, pl_module)
-        self._ranks = Ranks()
-        self._states = States(self._folder, self._identity, self._keep)
+        self._ranks = Ranks(self._timeout_s)
+        self._states = States(self._folder, self._identity, self._keep, self._timeout_s)
         state = self._states.latest()
         if state is not None:
             self._restore(trainer, module, state)

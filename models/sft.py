@@ -105,6 +105,8 @@ class SupervisedFineTuning(lightning.LightningModule):
         if self.stage.ema_decay is not None:
             self.average = {name: parameter.detach().clone() for name, parameter in self.trained()}
         if self.stage.optimizer == "adamw8bit":
+            if any(isinstance(item, DTensor) for item in trained):
+                raise ValueError("optimizer adamw8bit takes no sharded weights; set strategy to ddp, or adamw")
             return eight_bit(trained, settings)
         return torch.optim.AdamW(trained, **settings)
 
@@ -124,8 +126,7 @@ class SupervisedFineTuning(lightning.LightningModule):
             group["lr"] = rate
         parts: list[Part] = []
         for number, forward in enumerate(item.forwards):
-            with self._held_back(last := number == len(item.forwards) - 1):
-                parallel.set_gradient_sync(self.transformer, on=last)
+            with self._held_back(number == len(item.forwards) - 1):
                 parts.append(self._pass(item, forward))
         sums, (norm, norms) = self._summed(item, parts), self._clipped(optimiser, item.drawn.step)
         rows = self._rows(item, sums, norm, rate)
@@ -137,7 +138,7 @@ class SupervisedFineTuning(lightning.LightningModule):
         return {"step": item.drawn.step, "row": rows[-1], "forwards": len(item.forwards), **told}
 
     def _held_back(self, last: bool) -> AbstractContextManager[Any]:
-        """DDP sends gradients in the last backward pass of an update only."""
+        """DDP sends gradients in the last backward pass of an update only; FSDP2 in each, or it would keep them whole."""
         strategy = self.trainer.strategy
         if isinstance(strategy, DDPStrategy) and not last:
             return cast("AbstractContextManager[Any]", strategy.block_backward_sync())
@@ -173,7 +174,9 @@ class SupervisedFineTuning(lightning.LightningModule):
         norm = torch.nn.utils.clip_grad_norm_([item for _, item in self.trained()], self.stage.gradient_clip)
         whole = float(cast(Any, norm).full_tensor() if isinstance(norm, DTensor) else norm)
         return whole, {
-            f"gradient/{name}": float(f"{value:.6g}") for name, value in norms.items() if name != gradients.ALL
+            f"gradient/{name}": float(f"{value:.6g}")
+            for name, value in norms.items()
+            if name != gradients.ALL and math.isfinite(value)
         }
 
     def _step(self, optimiser: torch.optim.Optimizer) -> None:

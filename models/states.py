@@ -75,7 +75,7 @@ class States:
     All processes construct it and call its methods in the same order; the folder is one that all of them see.
     """
 
-    def __init__(self, folder: Path, identity: dict[str, Any], keep: int = 2) -> None:
+    def __init__(self, folder: Path, identity: dict[str, Any], keep: int = 2, timeout_s: float = 1800) -> None:
         """`identity` holds JSON values: the settings that a state must share. `keep` whole states stay.
 
         Raises:
@@ -86,7 +86,7 @@ class States:
         self._folder = folder
         self._identity = cast(dict[str, Any], json.loads(json.dumps(identity)))
         self._keep = keep
-        self._ranks = Ranks()
+        self._ranks = Ranks(timeout_s)
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None

@@ -45,7 +45,7 @@ def train(config: Config, name: str) -> None:
     module = SupervisedFineTuning(family, stage, config.seed, running, compiled=config.compile_blocks)
     refuse_missing_text(module, store, stage)
     facts = identity(config, name, store, start)
-    watch = Watch(config.watch, name, config.base, family, store, facts)
+    watch = Watch(config.watch, name, config.base, family, store, facts, config.timeout_s)
     fit(
         module,
         sampler,
@@ -60,14 +60,15 @@ def train(config: Config, name: str) -> None:
         watch=watch,
     )
     trained = parallel.gathered(module)
+    if torch.distributed.is_initialized():  # what follows takes long, and nobody else is needed for it
+        torch.distributed.destroy_process_group()
     if module.trainer.is_global_zero:
         family = family_of(config, stage, start)
-        family.transformer.load_state_dict(trained, strict=False)
+        found = family.transformer.load_state_dict(trained, strict=False)
+        if found.unexpected_keys:
+            raise RuntimeError(f"{found.unexpected_keys[0]} was trained, and the model has no such weights")
         write_checkpoint(config.checkpoints / name, family, module, facts, watch.ended)
         remove(config.work / name)
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()  # its threads, left to the end, now and then abort the process
 
 
 def start_of(config: Config, stage: Stage) -> Path:
@@ -112,7 +113,7 @@ def family_of(config: Config, stage: Stage, start: Path) -> Family:
 def identity(config: Config, name: str, store: LatentStore, start: Path) -> dict[str, Any]:
     """What decides a stage's weights: states and checkpoints of another are of another run."""
     stage = config.stages[name]
-    facts = {
+    facts: dict[str, Any] = {
         "stage": name,
         "settings": stage.model_dump(mode="json", exclude={"after"}),
         "seed": config.seed,
@@ -120,9 +121,14 @@ def identity(config: Config, name: str, store: LatentStore, start: Path) -> dict
         "latents": store.fingerprint,
         "curriculum_sha256": sha256(config.curriculum),
         "start_sha256": sha256(start),
+        "schedulers_sha256": [sha256(folder) for folder in sorted(config.base.glob("*scheduler"))],
     }
     if stage.guidance.adapter is not None:
         facts["assistant_sha256"] = sha256(stage.guidance.adapter)
+    if stage.method == "lora" or stage.freeze_text_side:
+        facts["frozen_weights"] = config.frozen_weights
+    if stage.plateau is not None:  # which is looked for at readings, and may look at samples
+        facts["watched"] = [config.watch.log_every, config.watch.sample_every, config.watch.sample_steps]
     return facts
 
 
@@ -212,7 +218,7 @@ def fit(
         Bar(work.name, module.stage.num_steps, watch.words if watch else dict),
         able(accelerator, module.running),
     )
-    saving = Saving(work, facts, save_every, keep_states, told)
+    saving = Saving(work, facts, save_every, keep_states, told, timeout_s)
     trainer = lightning.Trainer(
         strategy=parallel.strategy_for(module.running, world_size, timeout_s, device),
         accelerator=device.type,

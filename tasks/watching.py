@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import lightning
 
+from data.files import remove
 from data.plateau import ended
-from models import gradients
+from models import gradients, parallel
 from models.diagnoses import judge, watch_embedding
 from models.findings import Findings, Limits
 from models.meters import Meters, memory_of
 from models.ranks import Ranks
 from models.samples import Samples, chosen
+from models.saving import Saving
 from models.sft import SupervisedFineTuning
 from tasks.sinks import Sink, Watching, sinks_of
 
@@ -47,14 +49,22 @@ class Watch(lightning.Callback):
         family: Whose transformer is trained.
         store: Of the latents.
         facts: Identity of the run.
+        timeout_s: How long processes wait for each other, s.
     """
 
     def __init__(
-        self, watching: Watching, name: str, base: Path, family: Family, store: LatentStore, facts: dict[str, Any]
+        self,
+        watching: Watching,
+        name: str,
+        base: Path,
+        family: Family,
+        store: LatentStore,
+        facts: dict[str, Any],
+        timeout_s: float = 1800,
     ) -> None:
         self._watching, self._name, self._base, self._family, self._store = watching, name, base, family, store
         self._key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        self._seed = int(facts["seed"])
+        self._seed, self._timeout_s = int(facts["seed"]), timeout_s
         self._folder = watching.folder / name
         self.last = Last(self)
         self.meters: Meters | None = None
@@ -81,10 +91,12 @@ class Watch(lightning.Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Everything that has to know the processes and where the run goes on."""
         module, watching = cast(SupervisedFineTuning, pl_module), self._watching
-        self._ranks = Ranks()
+        self._ranks = Ranks(self._timeout_s)
         first_step = int(trainer.datamodule.first_step)
         if trainer.is_global_zero:
-            self._findings = Findings(self._folder / "findings.json")
+            if first_step == 0:
+                remove(self._folder / "samples")  # of an earlier run
+            self._findings = Findings(self._folder / "findings.json", continues=first_step > 0)
             self._sinks = sinks_of(watching, self._name, self._key, first_step, MLFLOW)
             watch_embedding(module.transformer, *self._family.timestep_embedding, self._findings.tell)
         self.meters = Meters(
@@ -108,6 +120,7 @@ class Watch(lightning.Callback):
                 watching.sample_steps,
                 first_step=first_step,
                 ranks=self._ranks,
+                computing=lambda: parallel.computing(module.running, module.device),
                 measure=psnr,
                 tell=lambda step, numbers: self._sampled(module, step, numbers),
             )
@@ -165,11 +178,17 @@ class Watch(lightning.Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The last samples, the plan against what was used, and good-bye to the sinks."""
+        module = cast(SupervisedFineTuning, pl_module)
+        if any(isinstance(item, Saving) and item.preempted_at is not None for item in trainer.callbacks):
+            self._close()  # asked to stop, there is no time for last samples
+            return
         if self._samples is not None:
             self._samples.on_train_end(trainer, pl_module)
-        module = cast(SupervisedFineTuning, pl_module)
-        if trainer.is_global_zero and module.device.type != "cpu":
-            sys.stderr.write(self._compared(module, trainer.world_size) + "\n")
+        if trainer.is_global_zero and module.device.type != "cpu" and self._item is not None:
+            try:
+                sys.stderr.write(self._compared(module, trainer.world_size) + "\n")
+            except Exception as error:  # noqa: BLE001 # the weights are not written yet, and worth more than a comparison
+                sys.stderr.write(f"train: the plan could not be compared with what was used: {error}\n")
         self._close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002 # Lightning's signature
