@@ -200,7 +200,9 @@ class LatentData(lightning.LightningDataModule):
         super().__init__()
         self.first_step = 0
         """Where the run continues; set before the loader is made."""
-        self._num_steps, self._place = num_steps, (rank, world_size)
+        self.num_steps = num_steps
+        """Where it ends."""
+        self._place = (rank, world_size)
         self._made = {"sampler": sampler, "store": store, "num_levels": num_levels, "micro_batch": micro_batch}
         self._made |= {"bare": bare}
         self._pin_memory = pin_memory
@@ -220,7 +222,7 @@ class LatentData(lightning.LightningDataModule):
             rank, world_size = trainer.global_rank, trainer.world_size
         return DataLoader(
             Steps(**cast(Any, self._made), rank=rank, world_size=world_size),
-            sampler=Remaining(self.first_step, self._num_steps),
+            sampler=Remaining(self.first_step, self.num_steps),
             batch_size=None,
             collate_fn=unchanged,
             pin_memory=self._pin_memory,

@@ -1,9 +1,10 @@
-"""When a run's state is saved, and where it goes on: every few steps, when it is told to end, and from the newest whole one."""
+"""When a run's state is saved, and where it goes on: every few steps, at the end, and from the newest whole one."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -68,7 +69,7 @@ class Curve:
 
 
 class Saving(lightning.Callback):
-    """Restores the newest whole state of this run, then saves one every few steps and when the run is told to end.
+    """Restores the newest whole state of this run, then saves one every few steps and when the run ends or is told to.
 
     Args:
         folder: Where states lie, seen by all processes.
@@ -94,6 +95,7 @@ class Saving(lightning.Callback):
         self._preemption: Preemption | None = None
         self._states: States | None = None
         self._curve = Curve(folder / CURVE)
+        self._ends = False
         self.preempted_at: int | None = None
         """Updates behind the run when it was told to end."""
         self.whole = True
@@ -111,10 +113,13 @@ class Saving(lightning.Callback):
         if trainer.is_global_zero:
             module.curve = self._curve.cut(first, state.facts["num_rows"] if state is not None else 0)
         trainer.datamodule.first_step = first
+        if module.ended:
+            trainer.datamodule.num_steps = first
 
     def _restore(self, trainer: Any, module: SupervisedFineTuning, state: State) -> None:
         assert self._states is not None
         restore(self._states, state, module.transformer, trainer.optimizers[0], module.average)
+        module.ended = state.facts["ended"]
         if module.scaler:
             module.scaler.load_state_dict(state.facts["scaler"])
 
@@ -130,11 +135,13 @@ class Saving(lightning.Callback):
         return self._told is not None and self._told()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 # Lightning's signature
-        """Save when due. The last step needs none: the checkpoint follows at once."""
+        """Save when due, and after the last step: samples and the checkpoint, which follow, take long."""
         module, step = cast(SupervisedFineTuning, pl_module), int(outputs["step"]) + 1
-        ends = step >= module.stage.num_steps or trainer.should_stop
-        told = self._is_told() and not ends
-        if told or (step % self._every == 0 and not ends):
+        self._ends = step >= module.stage.num_steps or trainer.should_stop
+        told = self._is_told() and not self._ends
+        if self._ends:
+            self._if_possible(lambda: self._save(trainer, module, step))
+        elif told or step % self._every == 0:
             self._save(trainer, module, step)
         if told:
             assert self._states is not None
@@ -146,7 +153,7 @@ class Saving(lightning.Callback):
         if trainer.is_global_zero:
             self._curve.write(module.curve, flush=True)
         scaler = module.scaler.state_dict() if module.scaler else None
-        facts = {"scaler": scaler, "num_rows": len(module.curve)}
+        facts = {"scaler": scaler, "num_rows": len(module.curve), "ended": module.ended}
         tensors = tensors_of(module.transformer, trainer.optimizers[0], module.average)
         self._states.save(step, tensors, facts)
 
@@ -154,7 +161,16 @@ class Saving(lightning.Callback):
         """Wait for what is being written."""
         self._hear_no_more()
         if self._states is not None and self.preempted_at is None:
-            self._states.finish()
+            self._if_possible(self._states.finish)
+
+    def _if_possible(self, save: Callable[[], None]) -> None:
+        """Save, and see a failure as no reason to lose the checkpoint, where it follows."""
+        try:
+            save()
+        except RuntimeError as error:
+            if not self._ends:
+                raise
+            sys.stderr.write(f"train: {error}; the checkpoint is written without it\n")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002 # Lightning's signature
         """Wait a little for what is being written: who goes on in this process must not find it half there."""

@@ -75,6 +75,8 @@ class SupervisedFineTuning(lightning.LightningModule):
         """Steps between them."""
         self.curve: list[Row] = []
         """A row a step and noise level: losses by modality. Holds no clock, so it repeats exactly."""
+        self.ended = ""
+        """Why the stage ended before its last step; empty where it did not."""
 
     @property
     def needs_bare(self) -> bool:

@@ -37,6 +37,7 @@ def quiet_libraries() -> None:
         ".*weight_norm.*",  # the released sound autoencoder is built with it
         ".*Unexpected input.*",  # not every H3 workflow takes every argument
         ".*treespec.*",
+        ".*Total length of.*",  # of a run whose last step is behind it
         ".*does not have many workers.*",  # batches are read from memory maps
         ".*checkpoint that ended before the epoch.*",  # ours restarts at the step, see `Remaining`
     ):

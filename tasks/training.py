@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -45,13 +46,18 @@ def train(config: Config, name: str) -> None:
     module = SupervisedFineTuning(family, stage, config.seed, running, compiled=config.compile_blocks)
     refuse_missing_text(module, store, stage)
     facts = identity(config, name, store, start)
-    watch = Watch(config.watch, name, config.base, family, store, facts, config.timeout_s)
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    watch = Watch(config.watch, name, config.base, family, store, facts, key, config.timeout_s)
+    work = config.work / name / key[:16]
+    if os.environ.get("RANK", "0") == "0":
+        keep_last(work)
     fit(
         module,
         sampler,
         store,
-        config.work / name,
+        work,
         facts,
+        title=name,
         accelerator=config.accelerator,
         save_every=config.save_every,
         keep_states=config.keep_states,
@@ -67,7 +73,7 @@ def train(config: Config, name: str) -> None:
         found = family.transformer.load_state_dict(trained, strict=False)
         if found.unexpected_keys:
             raise RuntimeError(f"{found.unexpected_keys[0]} was trained, and the model has no such weights")
-        write_checkpoint(config.checkpoints / name, family, module, facts, watch.ended)
+        write_checkpoint(config.checkpoints / name, family, module, facts)
         remove(config.work / name)
 
 
@@ -132,6 +138,16 @@ def identity(config: Config, name: str, store: LatentStore, start: Path) -> dict
     return facts
 
 
+def keep_last(work: Path) -> None:
+    """Leave the states of one other run of the stage beside those in `work`: settings may be changed back."""
+    others = [path for path in work.parent.iterdir() if path.is_dir() and path != work] if work.parent.is_dir() else []
+    others.sort(key=lambda path: path.stat().st_mtime)
+    for old in others[:-1]:
+        remove(old)
+    if others and not work.is_dir():
+        sys.stderr.write(f"train: begins anew with other settings; the states of the run before stay in {others[-1]}\n")
+
+
 def modes_of(stage: Stage) -> list[Mode]:
     """Conditioning modes that a stage draws."""
     return [mode for mode, share in stage.conditions.items() if share > 0]
@@ -191,6 +207,7 @@ def fit(
     work: Path,
     facts: dict[str, Any],
     *,
+    title: str = "train",
     accelerator: str = "cpu",
     save_every: int = 100,
     keep_states: int = 2,
@@ -215,7 +232,7 @@ def fit(
 
     local_size, world_size = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     bar, device = (
-        Bar(work.name, module.stage.num_steps, watch.words if watch else dict),
+        Bar(title, module.stage.num_steps, watch.words if watch else dict),
         able(accelerator, module.running),
     )
     saving = Saving(work, facts, save_every, keep_states, told, timeout_s)
@@ -242,7 +259,7 @@ def fit(
         pin_memory=device.type != "cpu",
     )
     trainer.fit(module, datamodule=batches)
-    raise_if_preempted(saving, work.name)
+    raise_if_preempted(saving, title)
 
 
 def raise_if_preempted(saving: Saving, name: str) -> None:
@@ -254,17 +271,14 @@ def raise_if_preempted(saving: Saving, name: str) -> None:
         raise Preempted(f"{name}: asked to stop after step {saving.preempted_at}; {state}; run it again to go on")
 
 
-def write_checkpoint(
-    folder: Path, family: Family, module: SupervisedFineTuning, facts: dict[str, Any], ended: str = ""
-) -> None:
+def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning, facts: dict[str, Any]) -> None:
     """Write weights, adapter, loss curve and identity as one folder, whole or absent.
 
     Args:
         folder: Of the checkpoint.
         family: Holds what was trained.
-        module: Has the loss curve.
+        module: Has the loss curve, and why the stage ended before its last step.
         facts: The identity.
-        ended: Why the stage ended before its last step.
     """
     from models import adapters
 
@@ -283,7 +297,7 @@ def write_checkpoint(
             "method": stage.method,
             "partition": family.partition,
             "num_steps": int(module.curve[-1]["step"]) + 1 if module.curve else 0,
-            **({"ended": ended} if ended else {}),
+            **({"ended": module.ended} if module.ended else {}),
             "weights_sha256": sha256(temporary / "transformer"),
         }
         (temporary / "checkpoint.json").write_text(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -49,6 +47,7 @@ class Watch(lightning.Callback):
         family: Whose transformer is trained.
         store: Of the latents.
         facts: Identity of the run.
+        key: Its hash, by which sinks know the run again.
         timeout_s: How long processes wait for each other, s.
     """
 
@@ -60,11 +59,11 @@ class Watch(lightning.Callback):
         family: Family,
         store: LatentStore,
         facts: dict[str, Any],
+        key: str,
         timeout_s: float = 1800,
     ) -> None:
         self._watching, self._name, self._base, self._family, self._store = watching, name, base, family, store
-        self._key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        self._seed, self._timeout_s = int(facts["seed"]), timeout_s
+        self._key, self._seed, self._timeout_s = key, int(facts["seed"]), timeout_s
         self._folder = watching.folder / name
         self.last = Last(self)
         self.meters: Meters | None = None
@@ -75,8 +74,6 @@ class Watch(lightning.Callback):
         self._flops: Flops | None = None
         self._item: Item | None = None
         self._squares = Squares()
-        self.ended = ""
-        """Why the stage ended before its last step; empty where it did not."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 # Lightning's signature
         """Have the module measure its gradients by groups."""
@@ -150,8 +147,8 @@ class Watch(lightning.Callback):
             limits = Limits(variance=self._squares.means())
             self._findings.tell(judge(module.curve, [reading.numbers for reading in meters.readings], limits))
         if module.stage.plateau is not None:
-            self.ended = cast(Ranks, self._ranks).first(lambda: self._ended(module))
-            trainer.should_stop = trainer.should_stop or bool(self.ended)
+            module.ended = cast(Ranks, self._ranks).first(lambda: self._ended(module))
+            trainer.should_stop = trainer.should_stop or bool(module.ended)
 
     def _ended(self, module: SupervisedFineTuning) -> str:
         """Why the stage has ended by its curve; the first process has it whole."""
@@ -221,6 +218,12 @@ class Last(lightning.Callback):
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Of a run that had all its steps, the end is all that is left, and Lightning leaves out what has no batches."""
+        if trainer.datamodule.first_step >= trainer.datamodule.num_steps:
+            self._watch.on_train_start(trainer, pl_module)
+            self._watch.on_train_end(trainer, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """What the others did before the first batch is not waiting."""

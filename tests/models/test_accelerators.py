@@ -122,9 +122,9 @@ def on_cpu(base: Path, store_folder: Path, tmp_path_factory: pytest.TempPathFact
     ("size", "accelerator", "running", "tolerance"),
     [
         (1, "npu:1", {}, 1e-5),
-        (1, "auto", {"precision": "bf16", "double": False}, 0.5),
+        pytest.param(1, "auto", {"precision": "bf16", "double": False}, 0.5, marks=pytest.mark.slow),
         (1, "npu", {"precision": "fp16", "double": False}, 0.5),
-        (2, "npu", {"strategy": "ddp", "micro_batch": 1}, 1e-5),
+        pytest.param(2, "npu", {"strategy": "ddp", "micro_batch": 1}, 1e-5, marks=pytest.mark.slow),
         (2, "npu", {"strategy": "fsdp2", "recompute": "blocks"}, 1e-5),
     ],
 )

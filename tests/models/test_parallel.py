@@ -48,7 +48,7 @@ def alone(base: Path, store_folder: Path, tmp_path_factory: pytest.TempPathFacto
     [
         {"strategy": "ddp", "micro_batch": 1},
         {"strategy": "fsdp2", "recompute": "blocks"},
-        {"strategy": "fsdp2", "micro_batch": 1},
+        pytest.param({"strategy": "fsdp2", "micro_batch": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_train_what_one_does(

@@ -166,7 +166,7 @@ def test_a_run_that_is_told_to_end_saves_there_and_goes_on_as_if_it_had_not(
 ) -> None:
     plan, asked = stage(ema_decay=0.7), iter(range(100))
     whole, undisturbed = trained(base, store_folder, tmp_path / "a", plan)
-    with pytest.raises(Preempted, match=r"b: asked to stop after step 3; its state is saved"):
+    with pytest.raises(Preempted, match=r"train: asked to stop after step 3; its state is saved"):
         trained(base, store_folder, tmp_path / "b", plan, told=lambda: next(asked) == 2)
     assert (tmp_path / "b" / "latest").read_text() == "step-00000003\n"
     continued, resumed = trained(base, store_folder, tmp_path / "b", plan)

@@ -168,6 +168,7 @@ def test_a_killed_process_is_started_again_with_the_others(tmp_path: Path) -> No
     assert {path.name for path in tmp_path.glob("finished-*")} == {"finished-0-1-2", "finished-1-1-2"}
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_named_with_its_signal(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="rank 1 of 2 was killed by SIGKILL"):
         launch(tmp_path, KILLED_ONCE)
@@ -183,6 +184,7 @@ def test_the_message_of_who_failed_first_arrives_as_its_kind_of_error(tmp_path: 
         launch(tmp_path, body)
 
 
+@pytest.mark.slow
 def test_a_command_of_ours_says_its_error_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "worker.py"
     script.write_text("from tasks.__main__ import main; import sys; sys.exit(main(['browse', 'all', '--json']))")
@@ -191,7 +193,10 @@ def test_a_command_of_ours_says_its_error_once(tmp_path: Path, capfd: pytest.Cap
     assert "soundstage browse:" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGUSR1))],
+)
 def test_asked_to_stop_all_stop_at_one_step(tmp_path: Path, start: Start, number: int) -> None:
     process = start(FOREVER, max_restarts=3)
     wait_until_at_work(tmp_path)
@@ -203,6 +208,7 @@ def test_asked_to_stop_all_stop_at_one_step(tmp_path: Path, start: Start, number
     assert said == f"soundstage train: stopped at step {step[1]}; its state is saved"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
 def test_one_process_asked_to_stop_stops_all_and_none_is_started_again(
     tmp_path: Path, start: Start, number: int, rank: int
@@ -224,6 +230,7 @@ DEAF = """
 """
 
 
+@pytest.mark.slow
 def test_what_does_not_stop_is_killed_after_the_grace(tmp_path: Path, start: Start) -> None:
     process = start(DEAF, grace_s=1, max_restarts=3)
     wait_until_at_work(tmp_path)
@@ -234,6 +241,7 @@ def test_what_does_not_stop_is_killed_after_the_grace(tmp_path: Path, start: Sta
     assert "launch.grace_s = 1 s" in said
 
 
+@pytest.mark.slow
 def test_torchrun_that_hears_nothing_is_killed_with_its_processes(tmp_path: Path, start: Start) -> None:
     process = start(DEAF, grace_s=1)
     wait_until_at_work(tmp_path)
@@ -244,6 +252,7 @@ def test_torchrun_that_hears_nothing_is_killed_with_its_processes(tmp_path: Path
     assert "2 of 2 processes had not saved" in said
 
 
+@pytest.mark.slow
 def test_processes_of_a_killed_launcher_save_and_leave(tmp_path: Path, start: Start) -> None:
     process = start(FOREVER)
     wait_until_at_work(tmp_path)
@@ -253,6 +262,7 @@ def test_processes_of_a_killed_launcher_save_and_leave(tmp_path: Path, start: St
     assert saved(tmp_path)
 
 
+@pytest.mark.slow
 def test_processes_of_a_killed_torchrun_save_and_leave(tmp_path: Path, start: Start) -> None:
     process = start(FOREVER)
     wait_until_at_work(tmp_path)
@@ -303,6 +313,7 @@ def failure(status: int, message: str, file: Path | None = None, second: int = 0
     return result
 
 
+@pytest.mark.slow
 def test_who_lost_its_peers_is_not_who_failed(tmp_path: Path) -> None:
     lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:3"
     by_peers = failure(3, lost, tmp_path / "0", 10)

@@ -15,6 +15,9 @@ from data.files import sha256, write_records
 from data.latents import LatentStore
 from models.families.h3 import H3
 from models.families.tensor_files import TensorFiles
+from models.samples import Wanted
+from models.sft import SupervisedFineTuning
+from tasks import training, watching
 from tasks.train import Config, run
 
 PLAIN = {"form": "none"}
@@ -137,6 +140,59 @@ def test_a_frozen_text_side_stays_as_it_was(settings: dict[str, Any], base: Path
     same = {name for name, value in weights(base).items() if torch.equal(written[name], value)}
     assert {name for name in written if name.startswith(("context_embedder.", "token_refiner."))} <= same
     assert len(same) < len(written) / 3
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+def killed(*_: Any) -> Any:
+    raise KeyError("killed")
+
+
+@pytest.mark.parametrize("plateau", [None, {"window": 1, "min_delta": 1000.0, "patience": 2}])
+def test_a_run_that_dies_behind_its_last_step_takes_no_step_again(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plateau: dict[str, Any] | None
+) -> None:
+    row = next(iter(LatentStore(settings["latents"]).index.rows()))  # the store has no validation clips
+    wanted = [Wanted(row, "t2va", 1)]
+    monkeypatch.setattr(watching, "chosen", lambda *_args: wanted)
+    watch = {"folder": tmp_path / "watch", "log_every": 1, "sample_every": 100, "sample_steps": 2}
+    stages = {"easy": {**EASY, "num_steps": 6, "plateau": plateau}}
+    config = Config.model_validate({**settings, "stages": stages, "watch": watch})
+    calm = run(config.model_copy(update={"checkpoints": tmp_path / "calm"}), "easy")
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "write_checkpoint", killed)
+        with pytest.raises(KeyError):
+            run(config, "easy")
+    monkeypatch.setattr(SupervisedFineTuning, "training_step", killed)
+    ended = run(config, "easy")
+    assert sha256(ended) == sha256(calm)
+    assert (json.loads((ended / "checkpoint.json").read_text()).get("ended") is None) == (plateau is None)
+    assert len(rows_of(ended)) == (6 if plateau is None else 3)
+    assert "psnr_db" in rows_of(ended)[-1]
+
+
+def test_settings_that_are_changed_back_find_their_states_again(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    velocities = H3.velocities
+    passed: list[int] = []
+
+    def limited(family: H3, batch: Any, noisy: Any) -> Any:
+        passed.append(len(batch.has_audio_B))
+        return velocities(family, batch, noisy) if len(passed) < 4 else killed()
+
+    for rate, starts in ((1e-3, 0), (2e-3, 0), (1e-3, 3), (3e-3, 0), (1e-3, 3), (2e-3, 0)):
+        stages = {"easy": {**EASY, "num_steps": 20, "learning_rate": rate}}
+        passed.clear()
+        if starts:
+            passed += [0] * 2  # one more step, and the end
+        monkeypatch.setattr(H3, "velocities", limited)
+        with pytest.raises(KeyError):
+            run(Config.model_validate({**settings, "stages": stages, "save_every": 1}), "easy")
+        said = capfd.readouterr().err
+        assert ("begins anew with other settings" in said) == (rate > 1e-3)
+        assert len(list((settings["work"] / "easy").glob("*/latest"))) == (1 if rate == 1e-3 and not starts else 2)
 
 
 # -- out of memory -----------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def worker(process: subprocess.Popen[str], rank: int) -> psutil.Process | None:
 
 def states(folder: Path) -> list[int]:
     """Steps of the whole states, in order."""
-    return sorted(int(path.parent.name[5:]) for path in folder.glob("work/only/step-*/state.json"))
+    return sorted(int(path.parent.name[5:]) for path in folder.glob("work/only/*/step-*/state.json"))
 
 
 @pytest.fixture(scope="module")
