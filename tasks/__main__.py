@@ -26,6 +26,8 @@ from tasks.launching import told
 
 VERBS = (*MAKERS, *PIPELINE, *LOOKERS, "run")
 PARAMS = Path("params.yaml")
+OPTIONS = ("--help", "--params", "--json", "--debug")
+"""Of the command itself; any other is a setting of the verb."""
 EXIT_CONFIGURATION, EXIT_ENVIRONMENT, EXIT_GATE, EXIT_DATA, EXIT_INTERRUPTED = 2, 3, 4, 5, 130
 """Distinct exit statuses, so that a scheduler can tell a bad model from a bad machine."""
 
@@ -93,12 +95,13 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="soundstage",
         description="From a folder of videos to a fine-tuned, measured, registered audio-video model.",
-        usage="soundstage VERB [key=value ...] [--params FILE] [--debug]",
+        usage="soundstage VERB [key=value or --key value ...] [--params FILE] [--debug]",
         epilog=f"verbs:\n{explain.summaries(VERBS)}\n\nexamples:\n  soundstage run\n"
         "  soundstage ingest source=/data/my_videos\n  soundstage inspect cat.mp4 --json\n"
         "  soundstage train all\n  soundstage generate --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
+        allow_abbrev=False,
     )
     result.add_argument("-h", "--help", action="store_true", help="this text, or the verb's settings")
     result.add_argument("verb", nargs="?", help="what to do; `soundstage VERB --help` explains its settings")
@@ -142,6 +145,25 @@ def call(verb: str, items: Sequence[str], params: Path) -> None:
         module.refuse(found, names)
 
 
+def as_overrides(words: Sequence[str]) -> list[str]:
+    """The command line with `--name value` and `--name=value` as `name=value` at the end; the command's own stay.
+
+    Raises:
+        SystemExit: a name without a value.
+    """
+    result, overrides = list[str](), list[str]()
+    waiting = iter(words)
+    for word in waiting:
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") or name in OPTIONS:
+            result.append(word)
+            continue
+        if not equals and (value := next(waiting, None)) is None:
+            parser().error(f"{name} needs a value: {name} VALUE")
+        overrides.append(f"{name[2:].replace('-', '_')}={value}")
+    return result + overrides
+
+
 def is_override(item: str) -> bool:
     """Whether a word of the command line is `key=value`; a file may have such a name too."""
     return re.match(r"[A-Za-z_][\w.@-]*=", item) is not None and not Path(item).exists()
@@ -149,7 +171,7 @@ def is_override(item: str) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is the contract that DVC and Prefect read."""
-    arguments = parser().parse_intermixed_args(argv)
+    arguments = parser().parse_intermixed_args(as_overrides(sys.argv[1:] if argv is None else argv))
     verb = cast(str | None, arguments.verb)
     if verb is None:
         parser().print_help()

@@ -68,6 +68,16 @@ def test_settings_come_from_the_section_and_overrides_go_before(verb: ModuleType
     assert verb.seen == [Settings(limit=3), Settings(limit=5, inner={"a": {"b": [1, "x"]}, "c": "a=b"})]
 
 
+def test_settings_may_be_written_as_options(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--limit", "5", "ingest", "--inner.a-b=[1, x]"]) == 0
+    assert verb.seen == [Settings(limit=5, inner={"a_b": [1, "x"]})]
+    with pytest.raises(SystemExit, match="2"):
+        main(["ingest", "--limit"])
+    assert "--limit needs a value" in capsys.readouterr().err
+    assert main(["ingest", "--debugg", "yes"]) == 2
+    assert "debugg" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
