@@ -34,6 +34,7 @@ def train(config: Config, name: str) -> None:
 
     from data.latents import LatentStore
     from models import parallel
+    from models.families.tensor_files import widen
     from models.sft import SupervisedFineTuning
     from tasks.watching import Watch
 
@@ -64,9 +65,10 @@ def train(config: Config, name: str) -> None:
         torch.distributed.destroy_process_group()
     if module.trainer.is_global_zero:
         family = family_of(config, stage, start)
-        found = family.transformer.load_state_dict(trained, strict=False)
+        found = family.transformer.load_state_dict(trained, strict=False, assign=True)
         if found.unexpected_keys:
             raise RuntimeError(f"{found.unexpected_keys[0]} was trained, and the model has no such weights")
+        widen(family.transformer)
         write_checkpoint(config.checkpoints / name, family, module, facts, watch.ended)
         remove(config.work / name)
 
@@ -99,7 +101,7 @@ def family_of(config: Config, stage: Stage, start: Path) -> Family:
     from models.families import load_family
     from models.families.partitions import partition_for
 
-    family = load_family(config.base, partition=partition_for(config.base, modes_of(stage)), weights=start)
+    family = load_family(config.base, partition=partition_for(config.base, modes_of(stage)), weights=start, mapped=True)
     if stage.method == "lora":
         options = {"alpha": stage.lora_alpha, "targets": stage.lora_targets, "modulation": stage.lora_modulation}
         adapters.add(family, stage.lora_rank, config.seed, **cast(Any, options))
