@@ -28,8 +28,14 @@ UNUSED = ("logger", "enable_checkpointing", "enable_model_summary", "enable_prog
 """What Lightning has and we have of our own."""
 
 
-def train(config: Config, name: str) -> None:
-    """Train a stage and write its checkpoint; raises as `tasks.train.run`, and when memory runs out."""
+def train(config: Config, name: str, known: dict[str, str]) -> None:
+    """Train a stage and write its checkpoint; raises as `tasks.train.run`, and when memory runs out.
+
+    Args:
+        config: Of the verb.
+        name: Of the stage.
+        known: Hashes, as `data.files.sha256` has them.
+    """
     import torch
 
     from data.latents import LatentStore
@@ -45,7 +51,7 @@ def train(config: Config, name: str) -> None:
     running = Running(**{key: getattr(config, key) for key in Running.model_fields})
     module = SupervisedFineTuning(family, stage, config.seed, running, compiled=config.compile_blocks)
     refuse_missing_text(module, store, stage)
-    facts = identity(config, name, store, start)
+    facts = identity(config, name, store, start, known)
     watch = Watch(config.watch, name, config.base, family, store, facts, config.timeout_s)
     fit(
         module,
@@ -112,7 +118,13 @@ def family_of(config: Config, stage: Stage, start: Path) -> Family:
     return family
 
 
-def identity(config: Config, name: str, store: LatentStore, start: Path) -> dict[str, Any]:
+def heavy(config: Config, stage: Stage) -> list[Path]:
+    """What takes long to hash of all that decides a stage's weights; raises as `start_of`."""
+    adapter = stage.guidance.adapter
+    return [start_of(config, stage), *([adapter] if adapter and adapter.is_file() else [])]
+
+
+def identity(config: Config, name: str, store: LatentStore, start: Path, known: dict[str, str]) -> dict[str, Any]:
     """What decides a stage's weights: states and checkpoints of another are of another run."""
     stage = config.stages[name]
     facts: dict[str, Any] = {
@@ -122,11 +134,11 @@ def identity(config: Config, name: str, store: LatentStore, start: Path) -> dict
         "precision": config.precision,
         "latents": store.fingerprint,
         "curriculum_sha256": sha256(config.curriculum),
-        "start_sha256": sha256(start),
+        "start_sha256": sha256(start, known),
         "schedulers_sha256": [sha256(folder) for folder in sorted(config.base.glob("*scheduler"))],
     }
     if stage.guidance.adapter is not None:
-        facts["assistant_sha256"] = sha256(stage.guidance.adapter)
+        facts["assistant_sha256"] = sha256(stage.guidance.adapter, known)
     if stage.method == "lora" or stage.freeze_text_side:
         facts["frozen_weights"] = config.frozen_weights
     if stage.plateau is not None:  # which is looked for at readings, and may look at samples
