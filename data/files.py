@@ -235,15 +235,27 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def sha256(path: Path) -> str:
-    """Content hash of a file; of a folder, the hash over its relative names and their hashes."""
+def sha256(path: Path, known: dict[str, str] | None = None) -> str:
+    """Content hash of a file; of a folder, the hash over its relative names and their hashes.
+
+    Args:
+        path: Of file or folder.
+        known: Hashes of files by path, size and time of change: those there are believed, the others added.
+    """
     if path.is_dir():
         digest = hashlib.sha256()
         for child in sorted(item for item in path.rglob("*") if item.is_file()):
-            digest.update(f"{child.relative_to(path).as_posix()} {sha256(child)}\n".encode())
+            digest.update(f"{child.relative_to(path).as_posix()} {sha256(child, known)}\n".encode())
         return digest.hexdigest()
+    found = path.stat()
+    seen = f"{path.resolve()} {found.st_size} {found.st_mtime_ns}"
+    if known is not None and seen in known:
+        return known[seen]
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if known is not None:
+        known[seen] = digest
+    return digest
 
 
 def write_records(path: Path, records: Iterable[BaseModel], kind: type[BaseModel]) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,7 +56,21 @@ def put(transformer: torch.nn.Module, targets: str, rank: int, alpha: float | No
     """`add` on a bare transformer, of any device, with random numbers as they come."""
     transformer.requires_grad_(requires_grad=False)
     config = peft.LoraConfig(r=rank, lora_alpha=cast(int, alpha or rank), target_modules=targets)
-    cast(Any, transformer).add_adapter(config, adapter_name=NAME)
+    with as_full(transformer):
+        cast(Any, transformer).add_adapter(config, adapter_name=NAME)
+
+
+@contextmanager
+def as_full(transformer: torch.nn.Module) -> Generator[None]:
+    """Show PEFT narrow weights as full ones: it rounds an adapter to the type of what it is put on."""
+    narrow = [(item, item.data) for item in transformer.parameters() if item.itemsize < torch.float32.itemsize]
+    for item, data in narrow:
+        item.data = torch.zeros((), device=data.device).expand(data.shape)  # of no size
+    try:
+        yield
+    finally:
+        for item, data in narrow:
+            item.data = data
 
 
 def assist(family: Family, path: Path) -> None:
@@ -67,7 +82,8 @@ def assist(family: Family, path: Path) -> None:
     transformer = cast(Any, family.transformer)
     trained = [parameter for parameter in family.transformer.parameters() if parameter.requires_grad]
     try:
-        transformer.load_lora_adapter(str(path), adapter_name=ASSISTANT, prefix=family.partition)
+        with as_full(family.transformer):
+            transformer.load_lora_adapter(str(path), adapter_name=ASSISTANT, prefix=family.partition)
     except (OSError, ValueError, RuntimeError) as error:
         raise RuntimeError(f"guidance.adapter {path}: {str(error).splitlines()[0]}") from error
     if ASSISTANT not in getattr(transformer, "peft_config", {}):

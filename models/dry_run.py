@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -55,7 +55,7 @@ class Live(TorchDispatchMode):
         """Note what an operator made."""
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not is_traceable_wrapper_subclass(tensor):  # parts count by themselves
                 storage = tensor.untyped_storage()
                 if _key(storage) not in self._seen:
                     self._seen.add(_key(storage))

@@ -94,15 +94,18 @@ class Objective:
         family: Its transformer is the one that is trained.
         guidance: As `guidance_of` gives it.
         adapter: Name of the adapter that is trained, if one is: switched off, the first weights are back.
+        shared: Let the first weights lie in the family's memory, which is about to be sharded and so left as it is.
     """
 
-    def __init__(self, family: Family, guidance: Guidance, adapter: str | None = None) -> None:
+    def __init__(self, family: Family, guidance: Guidance, adapter: str | None = None, *, shared: bool = False) -> None:
         self._family, self._guidance, self._adapter = family, guidance, adapter
         self.first: Family | None = None
         """The family with weights that stay as they are now, where `drift` needs a copy of them."""
         if guidance.form == "drift" and adapter is None:
             self.first = cast(Family, copy.copy(cast(Any, family)))
-            self.first.transformer = copy.deepcopy(family.transformer).requires_grad_(requires_grad=False)
+            given = [(item, item.data if shared else item.data.clone()) for item in family.transformer.parameters()]
+            known: dict[int, Any] = {id(item): torch.nn.Parameter(data, requires_grad=False) for item, data in given}
+            self.first.transformer = copy.deepcopy(family.transformer, known)
 
     def losses(self, batch: Batch, levels: Levels, seeds: Sequence[tuple[int, int, int]]) -> Losses:
         """One forward pass, and one more without gradients where guidance is preserved by contrast or drift.

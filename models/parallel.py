@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -34,7 +35,7 @@ def prepare(transformer: nn.Module, blocks: str, running: Running, *, mesh: Devi
     """Change a transformer in place to what `running` asks for.
 
     Args:
-        transformer: In full precision, on the CPU or its device.
+        transformer: On the CPU or its device; weights that still lie in their files are taken up unit by unit.
         blocks: Regular expression of its repeated modules.
         running: How it is run.
         mesh: One dimension of devices to shard over; None where there are no others, or DDP copies to them.
@@ -44,12 +45,10 @@ def prepare(transformer: nn.Module, blocks: str, running: Running, *, mesh: Devi
         RuntimeError: the device cannot compute in the precision.
     """
     named: dict[str, nn.Module] = dict(cast(Any, transformer).named_modules())
-    parts = [module for name, module in named.items() if re.fullmatch(blocks, name)]
+    parts = [name for name in named if re.fullmatch(blocks, name)]
     if running.precision == "fp8":
         use_fp8(transformer, blocks)
     if running.precision != "fp32":
-        if running.frozen_weights == "compute":
-            shrink_frozen(transformer, COMPUTE[running.precision])
         for module in full_precision_modules(transformer):
             keep_full(module)
     if running.recompute != "none":
@@ -57,31 +56,39 @@ def prepare(transformer: nn.Module, blocks: str, running: Running, *, mesh: Devi
 
         set_recompute(transformer, running.recompute, nullcontext)
     if compiled:
-        for block in parts:
-            block.compile()
+        for name in parts:
+            named[name].compile()
     if mesh is not None:
         shard(transformer, parts, running, mesh)
+    else:
+        settle(transformer, "", running)
 
 
-def shard(transformer: nn.Module, blocks: list[nn.Module], running: Running, mesh: DeviceMesh) -> None:
-    """FSDP2 over a mesh: each block a unit, what stays in full precision one each, the rest the root."""
+def shard(transformer: nn.Module, blocks: list[str], running: Running, mesh: DeviceMesh) -> None:
+    """FSDP2 over a mesh: each block a unit, what stays in full precision one each, the rest the root.
+
+    A process holds its shards and one whole unit at a time.
+    """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     options: dict[str, Any] = {"mesh": mesh}
     if running.offload:
         options["offload_policy"] = CPUOffloadPolicy()
     full = MixedPrecisionPolicy()
-    compute = full
+    compute, spared = full, list[str]()
     if running.precision in COMPUTE:
         # Inputs are left to autocast: timesteps and coordinates must not be rounded.
         kinds = {"param_dtype": COMPUTE[running.precision], "reduce_dtype": torch.float32}
         compute = MixedPrecisionPolicy(**kinds, cast_forward_inputs=False)
-        for module in full_precision_modules(transformer):
-            if any(True for _ in module.parameters()):
-                fully_shard(on_device(module, mesh), mp_policy=full, **options)
-    for block in blocks:
-        fully_shard(on_device(block, mesh), mp_policy=compute, **options)
-    fully_shard(on_device(transformer, mesh), mp_policy=compute, **options)
+        spared = [
+            name
+            for name, module in transformer.named_children()
+            if name in kept_full(transformer) and any(True for _ in module.parameters())
+        ]
+    for name in (*spared, *blocks, ""):
+        settle(transformer, name, running)
+        unit = on_device(transformer.get_submodule(name), mesh)
+        fully_shard(unit, mp_policy=full if name in spared else compute, **options)
 
 
 def on_device(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -91,8 +98,12 @@ def on_device(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def full_precision_modules(transformer: nn.Module) -> list[nn.Module]:
     """What the model's authors keep in full precision: inputs, timesteps, output heads."""
-    names = getattr(transformer, "_keep_in_fp32_modules", None) or ()
-    return [module for name, module in transformer.named_children() if name in names]
+    return [module for name, module in transformer.named_children() if name in kept_full(transformer)]
+
+
+def kept_full(transformer: nn.Module) -> Sequence[str]:
+    """Names of `full_precision_modules`."""
+    return getattr(transformer, "_keep_in_fp32_modules", None) or ()
 
 
 def keep_full(module: nn.Module) -> None:
@@ -118,12 +129,17 @@ def widened(value: Any) -> Any:
     return cast(Tensor, value).float() if narrow else value
 
 
-def shrink_frozen(transformer: nn.Module, dtype: torch.dtype) -> None:
-    """Keep weights that are not trained in a narrower type, but for those that compute in full precision."""
-    spared = {parameter for module in full_precision_modules(transformer) for parameter in module.parameters()}
-    for parameter in transformer.parameters():
-        if not parameter.requires_grad and parameter not in spared and parameter.dtype == torch.float32:
-            parameter.data = parameter.data.to(dtype)
+def settle(transformer: nn.Module, unit: str, running: Running) -> None:
+    """Give the parameters of a submodule the type that they are kept in: that of computing, or full precision."""
+    shrinks = running.precision != "fp32" and running.frozen_weights == "compute"
+    for name, parameter in transformer.get_submodule(unit).named_parameters(prefix=unit):
+        if isinstance(parameter, DTensor):  # of a unit that is sharded already
+            continue
+        narrow = shrinks and not parameter.requires_grad and name.partition(".")[0] not in kept_full(transformer)
+        if narrow and parameter.itemsize <= torch.float32.itemsize:
+            parameter.data = parameter.data.to(COMPUTE[running.precision])
+        else:
+            parameter.data = widened(parameter.data)
 
 
 def use_fp8(transformer: nn.Module, blocks: str) -> None:

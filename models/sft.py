@@ -63,9 +63,9 @@ class SupervisedFineTuning(lightning.LightningModule):
         self.stage, self.running = stage, running
         self._family, self._seed, self._compiled = family, seed, compiled
         self.guidance = guidance_of(stage.guidance, family)
-        self._objective = Objective(family, self.guidance, adapters.NAME if stage.method == "lora" else None)
-        self.first = self._objective.first.transformer if self._objective.first else None
-        self._prepared = False
+        self._objective: Objective | None = None
+        self.first: torch.nn.Module | None = None
+        """Weights that drift is measured from."""
         self.scaler: torch.amp.GradScaler | None = None
         self.average: dict[str, Tensor] = {}
         """Moving average of this process's part of what is trained, where the stage keeps one."""
@@ -85,10 +85,14 @@ class SupervisedFineTuning(lightning.LightningModule):
 
     def configure_model(self) -> None:
         """Make the transformer ready for the devices, once Lightning has set them up."""
-        if self._prepared:
+        if self._objective is not None:
             return
-        self._prepared = True
         mesh = self.device_mesh["data_parallel"] if self.device_mesh is not None else None
+        if mesh is None:  # before weights are widened or copied, which the host need not hold
+            self.transformer.to(self.trainer.strategy.root_device)
+        adapter = adapters.NAME if self.stage.method == "lora" else None
+        self._objective = Objective(self._family, self.guidance, adapter, shared=mesh is not None)
+        self.first = self._objective.first.transformer if self._objective.first else None
         for transformer in filter(None, (self.transformer, self.first)):
             parallel.prepare(transformer, self._family.blocks, self.running, mesh=mesh, compiled=self._compiled)
 
@@ -155,6 +159,7 @@ class SupervisedFineTuning(lightning.LightningModule):
         number = item.drawn.step * self.stage.noise.per_update + forward.level
         levels = levels_of(self._family, self.stage.noise, batch, self._seed, number)
         places = range(forward.place, forward.place + len(batch.has_audio_B))
+        assert self._objective is not None
         with parallel.computing(self.running, self.device):
             losses = self._objective.losses(batch, levels, [(self._seed, item.drawn.step, place) for place in places])
         video = levels.weight_video * losses.video_B.sum() / item.num_clips

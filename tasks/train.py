@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from data.files import write_text
+from data.files import sha256, write_text
 from data.stage import Stage
 from models.running import Running
 from tasks.launching import Launch, LocalLauncher, inside, needs_launcher
@@ -22,6 +22,8 @@ from tasks.sinks import Watching
 
 MICRO_BATCH = "micro_batch"
 """File of a stage's work that holds the micro-batch that memory turned out to allow."""
+HASHES = "SOUNDSTAGE_HASHES"
+"""Environment variable that tells processes where to find the hashes that who started them knows."""
 
 
 class Config(Running):
@@ -82,14 +84,19 @@ def run(config: Config, name: str) -> Path:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # clips of many sizes leave holes
     work = config.work / name
     config = config.model_copy(update={"launch": on_devices(config)})
+    if config.weights is not None:  # converted once for all attempts and processes
+        from tasks.training import start_of
+
+        config = config.model_copy(update={"weights": start_of(config, config.stages[name])})
+    known: dict[str, str] = json.loads(Path(os.environ[HASHES]).read_text()) if HASHES in os.environ else {}
     while True:
         micro_batch = min(config.micro_batch, config.stages[name].batch_size, allowed(work))
         attempt = config.model_copy(update={"micro_batch": micro_batch})
         try:
             if needs_launcher(config.launch):
-                start_processes(attempt, name)
+                start_processes(attempt, name, known)
             else:
-                train_here(attempt, name)
+                train_here(attempt, name, known)
             return config.checkpoints / name
         except RuntimeError as error:
             if allowed(work) >= micro_batch or inside():  # not for lack of memory, or the launcher's to repeat
@@ -117,14 +124,14 @@ def on_devices(config: Config) -> Launch:
     )
 
 
-def train_here(config: Config, name: str) -> None:
+def train_here(config: Config, name: str, known: dict[str, str]) -> None:
     """Train in this process; when memory runs out, note that half the micro-batch is to be tried."""
     from models.threads import use_one_thread
     from tasks.training import train
 
     use_one_thread()
     try:
-        train(config, name)
+        train(config, name, known)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -138,12 +145,17 @@ def train_here(config: Config, name: str) -> None:
         raise RuntimeError(f"out of memory with micro_batch {config.micro_batch}: {first}") from error
 
 
-def start_processes(config: Config, name: str) -> None:
-    """Train in processes of their own, each with exactly these settings."""
-    settings = config.work / name / "params.json"  # YAML too
+def start_processes(config: Config, name: str, known: dict[str, str]) -> None:
+    """Train in processes of their own, each with exactly these settings; weights are hashed once for all."""
+    from tasks.training import heavy
+
+    for place in heavy(config, config.stages[name]):
+        sha256(place, known)
+    settings, hashes = (config.work / name / file for file in ("params.json", "hashes.json"))  # YAML too
+    write_text(hashes, json.dumps(known))
     write_text(settings, json.dumps({"train": config.model_dump(mode="json")}, indent=1) + "\n")
     command = [sys.executable, "-m", "tasks", "train", name, "--params", str(settings)]
-    LocalLauncher().run(command, config.launch, os.environ)
+    LocalLauncher().run(command, config.launch, {**os.environ, HASHES: str(hashes)})
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

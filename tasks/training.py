@@ -29,12 +29,19 @@ UNUSED = ("logger", "enable_checkpointing", "enable_model_summary", "enable_prog
 """What Lightning has and we have of our own."""
 
 
-def train(config: Config, name: str) -> None:
-    """Train a stage and write its checkpoint; raises as `tasks.train.run`, and when memory runs out."""
+def train(config: Config, name: str, known: dict[str, str]) -> None:
+    """Train a stage and write its checkpoint; raises as `tasks.train.run`, and when memory runs out.
+
+    Args:
+        config: Of the verb.
+        name: Of the stage.
+        known: Hashes, as `data.files.sha256` has them.
+    """
     import torch
 
     from data.latents import LatentStore
     from models import parallel
+    from models.families.tensor_files import widen
     from models.sft import SupervisedFineTuning
     from tasks.watching import Watch
 
@@ -45,7 +52,7 @@ def train(config: Config, name: str) -> None:
     running = Running(**{key: getattr(config, key) for key in Running.model_fields})
     module = SupervisedFineTuning(family, stage, config.seed, running, compiled=config.compile_blocks)
     refuse_missing_text(module, store, stage)
-    facts = identity(config, name, store, start)
+    facts = identity(config, name, store, start, known)
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     watch = Watch(config.watch, name, config.base, family, store, facts, key, config.timeout_s)
     work = config.work / name / key[:16]
@@ -70,9 +77,10 @@ def train(config: Config, name: str) -> None:
         torch.distributed.destroy_process_group()
     if module.trainer.is_global_zero:
         family = family_of(config, stage, start)
-        found = family.transformer.load_state_dict(trained, strict=False)
+        found = family.transformer.load_state_dict(trained, strict=False, assign=True)
         if found.unexpected_keys:
             raise RuntimeError(f"{found.unexpected_keys[0]} was trained, and the model has no such weights")
+        widen(family.transformer)
         write_checkpoint(config.checkpoints / name, family, module, facts)
         remove(config.work / name)
 
@@ -105,7 +113,7 @@ def family_of(config: Config, stage: Stage, start: Path) -> Family:
     from models.families import load_family
     from models.families.partitions import partition_for
 
-    family = load_family(config.base, partition=partition_for(config.base, modes_of(stage)), weights=start)
+    family = load_family(config.base, partition=partition_for(config.base, modes_of(stage)), weights=start, mapped=True)
     if stage.method == "lora":
         options = {"alpha": stage.lora_alpha, "targets": stage.lora_targets, "modulation": stage.lora_modulation}
         adapters.add(family, stage.lora_rank, config.seed, **cast(Any, options))
@@ -116,7 +124,13 @@ def family_of(config: Config, stage: Stage, start: Path) -> Family:
     return family
 
 
-def identity(config: Config, name: str, store: LatentStore, start: Path) -> dict[str, Any]:
+def heavy(config: Config, stage: Stage) -> list[Path]:
+    """What takes long to hash of all that decides a stage's weights; raises as `start_of`."""
+    adapter = stage.guidance.adapter
+    return [start_of(config, stage), *([adapter] if adapter and adapter.is_file() else [])]
+
+
+def identity(config: Config, name: str, store: LatentStore, start: Path, known: dict[str, str]) -> dict[str, Any]:
     """What decides a stage's weights: states and checkpoints of another are of another run."""
     stage = config.stages[name]
     facts: dict[str, Any] = {
@@ -126,11 +140,11 @@ def identity(config: Config, name: str, store: LatentStore, start: Path) -> dict
         "precision": config.precision,
         "latents": store.fingerprint,
         "curriculum_sha256": sha256(config.curriculum),
-        "start_sha256": sha256(start),
+        "start_sha256": sha256(start, known),
         "schedulers_sha256": [sha256(folder) for folder in sorted(config.base.glob("*scheduler"))],
     }
     if stage.guidance.adapter is not None:
-        facts["assistant_sha256"] = sha256(stage.guidance.adapter)
+        facts["assistant_sha256"] = sha256(stage.guidance.adapter, known)
     if stage.method == "lora" or stage.freeze_text_side:
         facts["frozen_weights"] = config.frozen_weights
     if stage.plateau is not None:  # which is looked for at readings, and may look at samples

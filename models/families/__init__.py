@@ -300,7 +300,12 @@ def load_encoders(base: Path, *, device: str = "cpu") -> Encoders:
 
 
 def load_family(
-    base: Path, *, device: str = "cpu", partition: str = "transformer", weights: Path | None = None
+    base: Path,
+    *,
+    device: str = "cpu",
+    partition: str = "transformer",
+    weights: Path | None = None,
+    mapped: bool = False,
 ) -> Family:
     """Load the model in `base` with its family's code; its encoders only when they are used.
 
@@ -309,19 +314,20 @@ def load_family(
         device: Torch device.
         partition: Which of the model's transformers, see `models.families.partitions`.
         weights: A diffusers folder of the transformer's weights, instead of those in `base`.
+        mapped: As `models.families.tensor_files.filled`, for training.
 
     Raises:
-        RuntimeError: there is no model in `base`.
+        RuntimeError: there is no model in `base`, or its weights are not whole.
         ValueError: the model belongs to no known family.
     """
     quiet_libraries()
     if family_of(base) == "h3":
         from models.families.h3 import H3
 
-        return H3(base, device=device, partition=partition, weights=weights)
+        return H3(base, device=device, partition=partition, weights=weights, mapped=mapped)
     from models.families.ltx2 import LTX2
 
-    return LTX2(base, device=device, partition=partition, weights=weights)
+    return LTX2(base, device=device, partition=partition, weights=weights, mapped=mapped)
 
 
 def forget_place(folder: Path) -> None:

@@ -22,6 +22,7 @@ from data.conditions import KEYFRAMES, NEED_SOUND, Mode
 from data.records import ClipShape
 from models.families import Arrays, Batch, Condition, Encoders, Noisy, Velocities, forget_place
 from models.families.h3_layout import Grid, Layout, constant, packed, places_of, sketches
+from models.families.tensor_files import filled
 from models.flow_matching import noised, shifted
 
 PINNED: float = constant("keyframe_noise_aug")
@@ -50,12 +51,18 @@ class H3:
     """Source: diffusion-pipe and DiffSynth-Studio, which train the released weights with it."""
 
     def __init__(
-        self, base: Path, *, device: str = "cpu", partition: str = "transformer", weights: Path | None = None
+        self,
+        base: Path,
+        *,
+        device: str = "cpu",
+        partition: str = "transformer",
+        weights: Path | None = None,
+        mapped: bool = False,
     ) -> None:
         self._base, self._encoders_device, self.partition = base, device, partition
         self._encoders: Encoders | None = None
         self.grid = Grid.of(sketches(base))
-        self.transformer: torch.nn.Module = loaded(weights or base / partition).to(device)
+        self.transformer = filled(MiniMaxH3Transformer3DModel, weights or base / partition, mapped=mapped).to(device)
         self._schedulers = [
             cast(Any, MiniMaxH3Scheduler).from_pretrained(str(base), subfolder=name)
             for name in ("scheduler", "audio_scheduler")
@@ -236,19 +243,12 @@ class H3:
 
     def load_transformer(self, folder: Path) -> None:
         """Take the transformer's weights from `folder` (diffusers layout), checking every key and shape."""
-        self.transformer.load_state_dict(loaded(folder).state_dict())
+        self.transformer.load_state_dict(filled(MiniMaxH3Transformer3DModel, folder).state_dict())
 
     def save_transformer(self, folder: Path) -> None:
         """Write the transformer to `folder` (diffusers layout)."""
         cast(Any, self.transformer).to("cpu").save_pretrained(folder)
         forget_place(folder)
-
-
-def loaded(folder: Path) -> Any:
-    """A transformer in full precision."""
-    return cast(Any, MiniMaxH3Transformer3DModel).from_pretrained(
-        str(folder), use_safetensors=True, torch_dtype=torch.float32
-    )
 
 
 def latents(batch: Batch) -> list[tuple[str, Tensor]]:

@@ -26,6 +26,7 @@ from data.records import ClipShape
 from models.families import Arrays, Batch, Condition, Encoders, Noisy, Velocities, forget_place
 from models.families.ltx2_encoders import LTX2Encoders, load_part, text_streams
 from models.families.ltx2_levels import sigma_at
+from models.families.tensor_files import filled
 
 TIMESTEPS = 1000
 """The network is told the noise level times this."""
@@ -67,12 +68,18 @@ class LTX2:
     """The base weights are not distilled; nothing in a diffusers folder tells distilled ones apart."""
 
     def __init__(
-        self, base: Path, *, device: str = "cpu", partition: str = "transformer", weights: Path | None = None
+        self,
+        base: Path,
+        *,
+        device: str = "cpu",
+        partition: str = "transformer",
+        weights: Path | None = None,
+        mapped: bool = False,
     ) -> None:
         self._base, self.partition = base, partition
         self._encoders = LTX2Encoders(base, device=device)
         self.grid = self._encoders.grid
-        self.transformer: torch.nn.Module = loaded(weights or base / partition).to(device)
+        self.transformer = filled(LTX2VideoTransformer3DModel, weights or base / partition, mapped=mapped).to(device)
         config = cast(Any, self.transformer).config
         width = int(config.num_attention_heads * config.attention_head_dim)
         self.timestep_embedding: tuple[str, int] = (r"time_embed\.emb\.timestep_embedder", width)
@@ -278,19 +285,12 @@ class LTX2:
 
     def load_transformer(self, folder: Path) -> None:
         """Take the transformer's weights from `folder` (diffusers layout), checking every key and shape."""
-        self.transformer.load_state_dict(loaded(folder).state_dict())
+        self.transformer.load_state_dict(filled(LTX2VideoTransformer3DModel, folder).state_dict())
 
     def save_transformer(self, folder: Path) -> None:
         """Write the transformer to `folder` (diffusers layout)."""
         cast(Any, self.transformer).to("cpu").save_pretrained(folder)
         forget_place(folder)
-
-
-def loaded(folder: Path) -> Any:
-    """A transformer in full precision."""
-    return cast(Any, LTX2VideoTransformer3DModel).from_pretrained(
-        str(folder), use_safetensors=True, torch_dtype=torch.float32
-    )
 
 
 def check_conditions(mode: Mode, conditions: Mapping[str, Tensor], num_frames: int) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data.files import sha256, whole
-from models.families.tensor_files import DTYPES, TensorFiles, refuse_mismatch, refuse_pruned, refuse_quantised
+from models.families.tensor_files import DTYPES, TensorFiles, refuse_mismatch, refuse_pruned, refuse_quantised, stamp
 
 QKV = Literal["stacked", "interleaved"]
 """Rows of H3's fused projection: all of q, k, v, or head by head; the tensors themselves cannot tell."""
@@ -107,9 +107,12 @@ def converted(
     }
     text = json.dumps(identity, sort_keys=True)
     target = cache / hashlib.sha256(text.encode()).hexdigest()[:32]
+    before = made(target)
+    if intact(target):
+        return target
     cache.mkdir(parents=True, exist_ok=True)
     with alone(cache / f".{target.name}.lock"):
-        if not intact(target):
+        if made(target) == before:  # else another process has, meanwhile, and read it back
             with whole(target) as folder:
                 folder.mkdir()
                 write(folder, plan, files, converter(model, layout))
@@ -269,6 +272,14 @@ def describe(folder: Path, identity: Mapping[str, Any], plan: Mapping[str, Targe
         "files": {path.name: sha256(path) for path in sorted(folder.iterdir())},
     }
     (folder / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def made(folder: Path) -> tuple[int, int, int] | None:
+    """When a kept conversion was; None where there is none."""
+    try:
+        return stamp(folder / RECORD)
+    except OSError:
+        return None
 
 
 def intact(folder: Path) -> bool:

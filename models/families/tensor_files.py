@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -76,6 +77,39 @@ class TensorFiles:
         for file, before in zip(self.paths, self._stamps, strict=True):
             if stamp(file) != before:
                 raise RuntimeError(f"{file} changed while it was read; run it again when it is whole")
+
+
+def filled(kind: Any, folder: Path, *, mapped: bool = False) -> torch.nn.Module:
+    """A model of diffusers' class `kind` with the weights of its folder, in full precision.
+
+    Args:
+        kind: The class.
+        folder: Its configuration and weights.
+        mapped: Leave the weights in their files, in their precision, for `models.parallel.prepare` to take up: until
+            then they are pages that all processes of a machine share.
+
+    Raises:
+        ValueError: as `TensorFiles`.
+        RuntimeError: weights are missing, or of another size.
+    """
+    with init_empty_weights(include_buffers=False):  # buffers outside of files have their values from the start
+        model = cast(torch.nn.Module, kind.from_config(kind.load_config(str(folder))))
+    files = TensorFiles(folder)
+    found = cast(Any, model).load_state_dict(
+        {name: files.read(name) for name in files.tensors}, strict=False, assign=True
+    )
+    missing = cast(list[str], found.missing_keys)
+    if missing:
+        raise RuntimeError(f"{folder} lacks {len(missing)} tensors, e.g. {missing[0]}; {REMEDY}")
+    return (model if mapped else widen(model)).eval()
+
+
+def widen(model: torch.nn.Module) -> torch.nn.Module:
+    """A model with its parameters in full precision, in place; wider ones stay."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.itemsize < torch.float32.itemsize:
+            parameter.data = parameter.data.float()
+    return model
 
 
 def stamp(path: Path) -> tuple[int, int, int]:

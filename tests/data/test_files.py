@@ -89,6 +89,21 @@ def test_a_folder_hash_follows_names_and_contents_only(tmp_path: Path) -> None:
     assert sha256(tmp_path / "a") != sha256(tmp_path / "b")
 
 
+def test_a_known_hash_is_believed_of_the_same_path_size_and_time_alone(tmp_path: Path) -> None:
+    path, known = tmp_path / "folder" / "x", dict[str, str]()
+    write_text(path, "1")
+    first = sha256(path.parent, known)
+    assert list(known.values()) == [sha256(path)]
+    (seen,) = known
+    assert sha256(path, {seen: "told"}) == "told"
+    times_ns = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    for text, moved_ns in (("22", 0), ("2", 1)):  # another size, then another time
+        path.write_text(text)
+        os.utime(path, ns=(times_ns[0], times_ns[1] + moved_ns))
+        assert sha256(path, {seen: "told"}) == sha256(path)
+    assert sha256(path.parent, known) != first
+
+
 def write_page(path: Path) -> None:
     with whole(path) as temporary:
         temporary.mkdir()

@@ -146,3 +146,21 @@ def test_targets_that_match_nothing_are_refused_in_one_line(family: Family) -> N
     assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(ValueError, match="lora_targets"):  # also where something else would match
         adapters.add(family, 4, 0, targets=r"decoder\.attention", modulation=True)
+
+
+def test_adapters_begin_alike_on_weights_left_in_narrow_files(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "narrow"
+    cast(Any, load_family(base).transformer.bfloat16()).save_pretrained(folder)
+    wide, narrow = (load_family(base, weights=folder, mapped=mapped) for mapped in (False, True))
+    stock = cast(Any, type(wide.transformer)).from_pretrained(str(folder), torch_dtype=torch.float32)
+    assert same(dict(wide.transformer.state_dict()), dict(stock.state_dict()))
+    for family in (wide, narrow):  # those that no file holds too
+        assert same(dict(family.transformer.named_buffers()), dict(stock.named_buffers()))
+    begun: list[dict[str, torch.Tensor]] = []
+    for family in (wide, narrow):
+        adapters.add(family, 2, 0, modulation=True)
+        begun.append({name: item for name, item in family.transformer.named_parameters() if item.requires_grad})
+    assert begun[0].keys() == begun[1].keys() != set()
+    assert all(torch.equal(item, begun[1][name]) for name, item in begun[0].items())
+    assert {item.dtype for item in begun[1].values()} == {torch.float32}
+    assert {item.dtype for item in narrow.transformer.parameters() if not item.requires_grad} == {torch.bfloat16}

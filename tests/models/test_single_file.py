@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -158,6 +159,35 @@ def test_of_many_processes_one_converts(
     with ThreadPoolExecutor(4) as pool:
         places = {task.result() for task in [pool.submit(converted, file, base, tmp_path / "cache") for _ in range(4)]}
     assert len(calls) == len(places) == 1
+
+
+def test_a_kept_conversion_is_verified_outside_of_the_lock_and_not_again_by_who_waited(
+    base: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = single_file.alone
+    verified: list[Path] = []
+    intact = single_file.intact
+
+    def noted(folder: Path) -> bool:
+        verified.append(folder)
+        return intact(folder)
+
+    monkeypatch.setattr(single_file, "intact", noted)
+
+    @contextmanager
+    def taken_before(path: Path) -> Generator[None]:
+        """Another process converts first, while this one waits."""
+        monkeypatch.setattr(single_file, "alone", alone)
+        converted(file, base, tmp_path / "cache")
+        monkeypatch.setattr(single_file, "write", Mock(side_effect=AssertionError("it is there")))
+        with alone(path):
+            yield
+
+    monkeypatch.setattr(single_file, "alone", taken_before)
+    folder = converted(file, base, tmp_path / "cache")
+    assert len(verified) == 2  # once by each, both before the lock
+    monkeypatch.setattr(single_file, "alone", Mock(side_effect=AssertionError("no lock is needed")))
+    assert converted(file, base, tmp_path / "cache") == folder
 
 
 def test_what_changes_while_it_is_read_is_not_kept(

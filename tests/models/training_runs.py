@@ -59,12 +59,11 @@ def run(
     The last process kills itself in the forward pass of step `kill_at`.
     """
     torch.set_num_threads(1)
-    family, store = load_family(base), LatentStore(store_folder)
-    if running.pop("double", True):
-        family.transformer.double()
+    family, store = load_family(base, mapped=running.pop("mapped", False)), LatentStore(store_folder)
     if stage.method == "lora":
         adapters.add(family, stage.lora_rank, 0)
-        family.transformer.to(next(family.transformer.parameters()).dtype)
+    if running.pop("double", True):
+        family.transformer.double()
     module = SupervisedFineTuning(family, stage, 0, Running.model_validate(PLAIN.model_dump() | running))
     began = module.on_train_start
 

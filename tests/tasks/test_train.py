@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -17,8 +19,10 @@ from models.families.h3 import H3
 from models.families.tensor_files import TensorFiles
 from models.samples import Wanted
 from models.sft import SupervisedFineTuning
-from tasks import training, watching
+from tasks import train, training, watching
+from tasks.launching import Launch, LocalLauncher
 from tasks.train import Config, run
+from tests.models.originals import original_h3
 
 PLAIN = {"form": "none"}
 EASY = {
@@ -193,6 +197,66 @@ def test_settings_that_are_changed_back_find_their_states_again(
         said = capfd.readouterr().err
         assert ("begins anew with other settings" in said) == (rate > 1e-3)
         assert len(list((settings["work"] / "easy").glob("*/latest"))) == (1 if rate == 1e-3 and not starts else 2)
+
+
+# -- weights and hashes ------------------------------------------------------------------------------------------------
+
+
+def narrowed(base: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor.bfloat16() for name, tensor in weights(base).items()}
+
+
+@pytest.mark.parametrize("method", [{}, {"method": "lora", "lora_rank": 2}, {"guidance": {"form": "drift"}}])
+def test_narrow_weights_train_as_the_same_ones_in_full_precision(
+    settings: dict[str, Any], base: Path, tmp_path: Path, method: dict[str, Any]
+) -> None:
+    written: list[dict[str, torch.Tensor]] = []
+    for name, state in (
+        ("wide", {name: tensor.float() for name, tensor in narrowed(base).items()}),
+        ("narrow", narrowed(base)),
+    ):
+        shutil.copytree(base / "transformer", tmp_path / name)
+        safetensors.torch.save_file(state, tmp_path / name / "diffusion_pytorch_model.safetensors")
+        changed = {"weights": tmp_path / name, "checkpoints": tmp_path / f"{name}-trained", "precision": "bf16"}
+        written.append(
+            weights(run(Config.model_validate({**settings, **changed, "stages": {"easy": {**EASY, **method}}}), "easy"))
+        )
+    assert {tensor.dtype for tensor in written[1].values()} == {torch.float32}
+    assert written[0].keys() == written[1].keys()
+    assert all(torch.equal(tensor, written[1][name]) for name, tensor in written[0].items())
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_processes_take_converted_weights_and_their_hashes_from_who_starts_them(
+    settings: dict[str, Any], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, touched: bool
+) -> None:
+    original = tmp_path / "h3.safetensors"
+    safetensors.torch.save_file(original_h3(narrowed(base)), original)
+    read: list[str] = []
+    digest = hashlib.file_digest
+
+    def noted(stream: Any, kind: str) -> Any:
+        read.append(stream.name)
+        return digest(stream, kind)
+
+    def as_one(_: LocalLauncher, command: list[str], launch: Launch, environment: dict[str, str]) -> None:
+        assert launch.num_processes == 2
+        original.unlink()  # nobody needs it any more
+        read.clear()
+        if touched:
+            os.utime(next(tmp_path.glob("converted/*/diffusion_pytorch_model.safetensors")), (1, 1))
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", train.HASHES: environment[train.HASHES]}.items():
+            monkeypatch.setenv(name, value)
+        run(Config.model_validate(json.loads(Path(command[-1]).read_text())["train"]), command[-3])
+
+    monkeypatch.setattr(hashlib, "file_digest", noted)
+    monkeypatch.setattr(LocalLauncher, "run", as_one)
+    changed = {"weights": original, "converted": tmp_path / "converted", "launch": {"processes_per_node": 2}}
+    ended = run(Config.model_validate({**settings, **changed}), "easy")
+    again = [name for name in read if "/converted/" in name and name.endswith(".safetensors")]
+    assert len(again) == touched
+    (folder,) = (item for item in (tmp_path / "converted").iterdir() if item.is_dir())
+    assert json.loads((ended / "checkpoint.json").read_text())["start_sha256"] == sha256(folder)
 
 
 # -- out of memory -----------------------------------------------------------------------------------------------------
