@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -101,6 +102,8 @@ def filled(kind: Any, folder: Path, *, mapped: bool = False) -> torch.nn.Module:
     missing = cast(list[str], found.missing_keys)
     if missing:
         raise RuntimeError(f"{folder} lacks {len(missing)} tensors, e.g. {missing[0]}; {REMEDY}")
+    if strays := cast(list[str], found.unexpected_keys):
+        warnings.warn(f"{folder} holds {len(strays)} tensors that the model has not, e.g. {strays[0]}", stacklevel=2)
     return (model if mapped else widen(model)).eval()
 
 
