@@ -150,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
         elif (rater := self._rater()) is not None:
             if self.path == "/api/session":
                 self._json(200, self._owner.state(rater))
-            elif found := re.fullmatch(r"/api/film/(\d{1,6})", self.path):
+            elif found := re.fullmatch(r"/api/film/([0-9]{1,6})", self.path):
                 film = self._owner.film(rater, int(found[1]))
                 self._json(404, {"error": "not its turn"}) if film is None else self._send(200, film, "video/mp4")
             else:
@@ -159,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Votes and happenings."""
         size = self.headers.get("Content-Length", "")
-        if not re.fullmatch(r"\d{1,6}", size) or int(size) > MAX_BODY_BYTES:
+        if not re.fullmatch(r"[0-9]{1,6}", size) or int(size) > MAX_BODY_BYTES:
             self._json(413, {"error": f"body of {size or '?'} bytes; at most {MAX_BODY_BYTES}"}, close=True)
             return
         body = self.rfile.read(int(size))
