@@ -203,19 +203,22 @@ def films(
     """Write the films of one source; the first source is for training. Names are drawn, so that nobody can work them out."""
     from tasks import panel_media
 
-    made, frame_rate = panel_media.films_of(paths, config.max_duration_s)
-    equal, gains, loudness = panel_media.levelled(made, config.loudness_lufs)
+    shape = panel_media.shape_of(paths, config.max_duration_s)
+    sounds = panel_media.sounds_of(paths, shape)
+    gains, loudness = panel_media.gains_of(sounds, config.loudness_lufs)
     if loudness < config.loudness_lufs:
         quieter[source] = round(loudness, 2)
     items: list[Item] = []
-    for system in TRAINED[: config.num_training] if is_first else equal:
-        if (film := equal.get(system)) is None:
-            continue
-        name = secrets.token_hex(8)
-        panel_media.write(folder / f"{name}.mp4", film, frame_rate)
-        digest, duration_s = sha256(folder / f"{name}.mp4"), len(film.frames_FHWC) / frame_rate
+    for system in [name for name in TRAINED if name in sounds][: config.num_training] if is_first else sounds:
+        name, is_low_anchor = secrets.token_hex(8), system == LOW_ANCHOR
+        film, origin = folder / f"{name}.mp4", paths[REFERENCE if is_low_anchor else system]
+        waveform_CT = panel_media.amplified(sounds[system], gains[system])
+        panel_media.write(film, origin, shape, waveform_CT, is_low_anchor=is_low_anchor)
         items.append(
-            Item(name=name, source=source, system=system, sha256=digest, duration_s=duration_s, gain_db=gains[system], training=is_first)
+            Item(
+                name=name, source=source, system=system, sha256=sha256(film), duration_s=float(shape.duration_s),
+                gain_db=gains[system], training=is_first,
+            )
         )  # fmt: skip
     return items
 

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -80,6 +81,11 @@ class Server(ThreadingHTTPServer):
         self._orders: dict[int, list[Showing]] = {}
         self.page = PAGE.read_bytes()
         super().__init__((host, port), Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing where a page was closed before its answer came."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     def order(self, rater: int) -> list[Showing]:
         """What a rater meets, worked out once."""

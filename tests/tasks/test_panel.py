@@ -15,7 +15,7 @@ from data.media import read_sound
 from data.records import DataRefused
 from tasks.panel import Config, chosen_sources, run
 from tasks.panel_log import Log
-from tasks.panel_media import PEAK_DB, Film, level, levelled, low_anchor
+from tasks.panel_media import PEAK_DB, amplified, coarse, dull_and_late, gains_of, level
 from tasks.panel_plan import LOW_ANCHOR, RATINGS, REFERENCE, film_of, read
 
 
@@ -81,36 +81,39 @@ def test_size_and_rate_are_the_candidates_and_length_is_the_shortests(made: Path
 
 def test_low_anchor_is_coarse_dull_and_late() -> None:
     rng = np.random.default_rng(0)
-    frames = rng.integers(0, 256, (48, 64, 64, 3)).astype(np.uint8)
+    frame = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
     waveform = rng.normal(0, 0.1, (2, 96000)).astype(np.float32)
-    found = low_anchor(Film(frames, waveform), 24)
-    assert found.frames_FHWC.std() < 0.3 * frames.std()
-    assert np.abs(found.waveform_CT[:, :19000]).max() == 0
-    spectrum = np.abs(np.fft.rfft(found.waveform_CT[0, 24000:72000])) ** 2
+    assert coarse(frame).shape == frame.shape
+    assert coarse(frame).std() < 0.3 * frame.std()
+    found = dull_and_late(waveform)
+    assert np.abs(found[:, :19000]).max() == 0
+    spectrum = np.abs(np.fft.rfft(found[0, 24000:72000])) ** 2
     assert spectrum[3800:].sum() < 1e-3 * spectrum[:3400].sum()
-    lag = np.argmax(np.correlate(found.waveform_CT[0], waveform[0, :48000], "valid"))
+    lag = np.argmax(np.correlate(found[0], waveform[0, :48000], "valid"))
     assert lag == pytest.approx(0.4 * 48000, abs=2)
 
 
-def test_films_that_would_clip_lower_all_of_their_source_alike() -> None:
+def test_sound_that_would_clip_lowers_all_films_of_its_source_alike() -> None:
     time_T = np.arange(48000) / 48000
     loud = 0.1 * np.sin(2 * np.pi * 440 * time_T).astype(np.float32)
     peaky = loud * 0.05
     peaky[::4800] = 0.9
-    films = {
-        name: Film(np.zeros((1, 2, 2, 3), np.uint8), np.stack([wave] * 2)) for name, wave in (("a", loud), ("b", peaky))
-    }
-    films["silent"] = Film(np.zeros((1, 2, 2, 3), np.uint8), np.zeros((2, 48000), np.float32))
-    equal, gains, reached = levelled(films, -14.0)
+    sounds = {name: np.stack([wave] * 2) for name, wave in (("a", loud), ("b", peaky), ("silent", 0 * loud))}
+    gains, reached = gains_of(sounds, -14.0)
     assert reached < -14
+    equal = {name: amplified(wave, gains[name]) for name, wave in sounds.items()}
     for name in ("a", "b"):
-        found = level(equal[name].waveform_CT)
-        assert found.loudness_lufs == pytest.approx(reached, abs=0.01)
-        assert found.highest_lufs >= reached - 0.01
-    assert level(equal["b"].waveform_CT).highest_lufs == pytest.approx(reached, abs=0.05)
+        assert level(equal[name]).loudness_lufs == pytest.approx(reached, abs=0.01)
+    assert true_peak_of(equal["b"]) == pytest.approx(10 ** (PEAK_DB / 20), rel=0.01)
     assert gains["silent"] is None
-    assert not equal["silent"].waveform_CT.any()
-    assert PEAK_DB == -1
+    assert not equal["silent"].any()
+
+
+def true_peak_of(waveform_CT: np.ndarray) -> float:
+    """True peak, full scale = 1."""
+    meter = Meter(48000, ("FL", "FR"))
+    meter.take(waveform_CT, np.array([0]))
+    return meter.true_peak
 
 
 def test_what_cannot_be_paired_or_read_is_named_and_the_rest_shown(films: Path, tmp_path: Path) -> None:
