@@ -121,7 +121,7 @@ def make(config: Config) -> Path:
 
     if (config.panel / RATINGS).exists():
         raise ValueError(f"{config.panel} holds votes; name another folder (panel.panel) or delete it yourself")
-    sources, left_out = chosen_sources(config)
+    sources, left_out = drawn_sources(config)
     items: list[Item] = []
     quieter: dict[str, float] = {}
     with whole(config.panel) as temporary:
@@ -133,6 +133,8 @@ def make(config: Config) -> Path:
                 left_out[source] = str(error)
                 continue
             items += added
+            if len({item.source for item in items}) == config.max_sources:
+                break
         if (num := len({item.source for item in items})) < MIN_SOURCES:
             raise DataRefused(few(num, left_out))
         panel = Panel(seed=config.seed, num_repeats=config.num_repeats, items=tuple(items), left_out=left_out, quieter=quieter)  # fmt: skip
@@ -147,8 +149,8 @@ def few(num_sources: int, left_out: Mapping[str, str]) -> str:
     return f"{num_sources} sources can be shown; {MIN_SOURCES} are needed, one to practise on and two to tell apart{reasons}"
 
 
-def chosen_sources(config: Config) -> tuple[dict[str, dict[str, Path]], dict[str, str]]:
-    """Files of each chosen source by system, in an order drawn by the seed, and why others are left out."""
+def drawn_sources(config: Config) -> tuple[dict[str, dict[str, Path]], dict[str, str]]:
+    """Files of each source by system, in an order drawn by the seed, and why others are left out."""
     found = in_report(config.report) if config.report is not None else in_folders(config)
     wanted = {REFERENCE, CANDIDATE} | ({CHAMPION} if config.report is not None or config.champion else set[str]())
     missing = {source: sorted(wanted - paths.keys()) for source, paths in found.items() if wanted - paths.keys()}
@@ -158,7 +160,7 @@ def chosen_sources(config: Config) -> tuple[dict[str, dict[str, Path]], dict[str
     )
     if not drawn:
         raise RuntimeError(f"no source has a film of every system{few(0, left_out)[len('0 sources can be shown') :]}")
-    return {source: found[source] for source in drawn[: config.max_sources]}, left_out
+    return {source: found[source] for source in drawn}, left_out
 
 
 def in_report(report: Path) -> dict[str, dict[str, Path]]:
@@ -201,11 +203,14 @@ def films(
     config: Config, folder: Path, source: str, paths: Mapping[str, Path], quieter: dict[str, float], *, is_first: bool
 ) -> list[Item]:
     """Write the films of one source; the first source is for training. Names are drawn, so that nobody can work them out."""
+    from data.media_open import Unreadable
     from tasks import panel_media
 
     shape = panel_media.shape_of(paths, config.max_duration_s)
     sounds = panel_media.sounds_of(paths, shape)
     gains, loudness = panel_media.gains_of(sounds, config.loudness_lufs)
+    if gains[REFERENCE] is None:
+        raise Unreadable(f"reference: {paths[REFERENCE]} is silent, so that neither sound nor sync can be judged")
     if loudness < config.loudness_lufs:
         quieter[source] = round(loudness, 2)
     items: list[Item] = []

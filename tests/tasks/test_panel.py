@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from data.loudness import Meter, integrated
-from data.media import read_sound
+from data.media import read_sound, write_mp4
 from data.records import DataRefused
-from tasks.panel import Config, chosen_sources, run
+from tasks.panel import Config, drawn_sources, run
 from tasks.panel_log import Log
 from tasks.panel_media import PEAK_DB, amplified, coarse, dull_and_late, gains_of, level
 from tasks.panel_plan import LOW_ANCHOR, RATINGS, REFERENCE, film_of, read
@@ -129,6 +129,27 @@ def test_what_cannot_be_paired_or_read_is_named_and_the_rest_shown(films: Path, 
     assert {item.source for item in panel.items} == {"film0", "film2", "film3"}
 
 
+def test_silent_references_are_left_out_and_the_next_sources_take_their_place(films: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(films, tmp_path / "films"))
+    for number in range(3, 6):
+        for name in ("candidate", "references"):
+            shutil.copy(own / name / "film0.mp4", own / name / f"film{number}.mp4")
+    settings = config(own, tmp_path, max_sources=3)
+    first, *_ = drawn_sources(settings)[0]
+    frames, waveform = np.zeros((12, 64, 96, 3), np.uint8), np.zeros((2, 24000), np.float32)
+    write_mp4(own / "references" / f"{first}.mp4", frames, waveform, 24, 48000)
+    write_mp4(own / "candidate" / f"{drawn_at(settings, 1)}.mp4", frames, waveform, 24, 48000)  # silence is its fault
+    panel = read(run(settings, "make"))
+    assert list(panel.left_out) == [first]
+    assert "is silent" in panel.left_out[first]
+    assert {item.source for item in panel.items} == {drawn_at(settings, place) for place in (1, 2, 3)}
+
+
+def drawn_at(settings: Config, place: int) -> str:
+    """Name of the source at a place of the drawn order."""
+    return list(drawn_sources(settings)[0])[place]
+
+
 def test_too_few_sources_make_no_panel_and_leave_nothing(films: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(films, tmp_path / "films"))
     (own / "candidate" / "film1.mp4").unlink()
@@ -143,7 +164,7 @@ def test_an_evaluations_folder_is_read_as_before_and_after(films: Path, tmp_path
         clip.mkdir(parents=True)
         for name, kind in (("after", "candidate"), ("before", "champion"), ("reference", "references")):
             shutil.copy(films / kind / f"film{number}.mp4", clip / f"{name}.mp4")
-    found, left_out = chosen_sources(Config(panel=tmp_path / "p", mos=tmp_path / "m", report=tmp_path / "report"))
+    found, left_out = drawn_sources(Config(panel=tmp_path / "p", mos=tmp_path / "m", report=tmp_path / "report"))
     assert not left_out
     assert {name: path.name for name, path in found["clip1"].items()} == {
         "candidate": "after.mp4", "champion": "before.mp4", "reference": "reference.mp4",
@@ -155,9 +176,9 @@ def test_choice_of_sources_depends_on_the_seed_alone(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for number in range(40):
             (tmp_path / name / f"f{number}.mp4").touch()
-    chosen = [list(chosen_sources(config(tmp_path, tmp_path, seed=seed, max_sources=5))[0]) for seed in (0, 0, 1)]
-    assert chosen[0] == chosen[1] != chosen[2]
-    assert len(chosen[0]) == 5
+    drawn = [list(drawn_sources(config(tmp_path, tmp_path, seed=seed))[0]) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert sorted(drawn[0]) == sorted(drawn[2])
 
 
 def test_a_panel_that_holds_votes_is_not_replaced(films: Path, panel_folder: Path) -> None:
