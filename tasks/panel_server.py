@@ -120,10 +120,7 @@ class Server(ThreadingHTTPServer):
         item, is_repeat = showings[answer.position]
         if answer.played_s < item.duration_s - PLAYED_TOLERANCE_S:
             return 422, {"error": f"played {answer.played_s:.2f} s of {item.duration_s:.2f} s"}
-        if (
-            at_s - shown[0] < item.duration_s - CLOCK_TOLERANCE_S
-            or answer.played_s > at_s - shown[0] + CLOCK_TOLERANCE_S
-        ):
+        if answer.played_s > at_s - shown[0] + CLOCK_TOLERANCE_S:
             return 422, {"error": f"{at_s - shown[0]:.2f} s since it was shown; it takes {item.duration_s:.2f} s"}
         votes = answer.model_dump(include={"picture", "sound", "sync", "overall", "played_s", "num_plays"})
         kept = self.log.rate(

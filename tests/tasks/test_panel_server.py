@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from data.files import sha256
-from tasks.panel_log import TABLES, Log
+from tasks.panel_log import TABLES, Log, Rating
 from tasks.panel_plan import RATINGS, RECORD, film_of, order, read
 from tasks.panel_server import PAGE, Server
 
@@ -254,6 +254,20 @@ def test_the_log_only_grows(place: Place, table: str) -> None:
             connection.execute(statement)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     connection.close()
+
+
+def test_the_log_takes_votes_in_order_alone(place: Place) -> None:
+    place.invite()
+    votes = {"picture": 1, "sound": 2, "sync": 3, "overall": 4}
+    rating = Rating(
+        rater=1, position=1, item="i", item_sha256="h", seed=0, is_training=False, is_repeat=False,
+        played_s=1.0, num_plays=1, latency_s=1.0, at_s=1.0, **votes,
+    )  # fmt: skip
+    assert place.log.rate(rating) == "not yet"
+    assert not place.log.ratings()
+    assert [place.log.rate(rating._replace(position=number)) for number in (0, 1, 1)] == ["kept", "kept", "same"]
+    assert place.log.rate(rating._replace(sync=4)) == "other"
+    assert [(each.position, each.votes) for each in place.log.ratings()] == [(0, (1, 2, 3, 4)), (1, (1, 2, 3, 4))]
 
 
 def test_fifty_raters_at_once_lose_and_double_nothing(place: Place) -> None:
