@@ -18,7 +18,7 @@ MIN_RATERS = 5
 MIN_RATERS_BT500 = 8
 """Below, BT.500 never fires: five raters cannot lie beyond (n−1)/√n = 1.79 deviations of their mean."""
 MIN_CORRELATION = 0.75
-"""Of a rater with the mean of the others. Source: ITU-T P.913, 11.4."""
+"""Of a rater with the mean of the others. Source: the threshold in the manner of ITU-T P.913."""
 NUM_DRAWS = 2000
 
 
@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
 
 
 MAX_OUTLYING, MAX_ONE_SIDEDNESS = 0.05, 0.3
-"""Source: ITU-R BT.500-14, annex 1, 2.3.1."""
+"""Source: ITU-R BT.500, screening of observers."""
 
 
 def checked(votes_SR: Votes) -> Votes:
@@ -76,7 +76,7 @@ def student_t(freedom: int) -> float:
 def opinion(votes_SR: Votes) -> Opinion:
     """Mean opinion scores with t-intervals. Votes may have been freed of biases, and then lie between the numbers.
 
-    Source: ITU-T P.800 annex B; ITU-T P.1401, 7.3.
+    Source: ITU-T P.800, P.910.
     """
     num_raters = votes_SR.shape[1]
     spread_S = votes_SR.std(axis=1, ddof=1) if num_raters > 1 else np.full(len(votes_SR), np.inf)
@@ -87,7 +87,7 @@ def opinion(votes_SR: Votes) -> Opinion:
 def biases(votes_SR: Votes) -> Votes:
     """By how much each rater (R,) votes above the mean of all, over all stimuli.
 
-    Source: ITU-T P.913, 12.4; van Dijk et al. 1995, "Quality assessment of coded images using numerical category scaling".
+    Source: ITU-T P.913; van Dijk et al. 1995, "Quality assessment of coded images using numerical category scaling".
     """
     return (votes_SR - votes_SR.mean(axis=1, keepdims=True)).mean(axis=0)
 
@@ -100,7 +100,7 @@ def without_bias(votes_SR: Votes) -> Votes:
 def screen_bt500(votes_SR: Votes) -> list[Screened]:
     """For each rater whether they are to be left out. Needs `MIN_RATERS_BT500` raters to be able to fire.
 
-    A stimulus that all agree on says nothing of anyone. Source: ITU-R BT.500-14, annex 1, 2.3.1.
+    A stimulus that all agree on says nothing of anyone. Source: ITU-R BT.500, screening of observers.
     """
     centred_SR = votes_SR - votes_SR.mean(axis=1, keepdims=True)
     centred_SR = centred_SR[np.abs(centred_SR).max(axis=1) > 1e-9]
