@@ -16,9 +16,9 @@ PIPELINE = (
 )
 """One DVC stage, one section of `params.yaml`, one file of this folder and one Prefect task each."""
 
-MAKERS = ("sample", "base", "caption", "verify", "plan-run")
-"""Verbs beside the pipeline: they make the sample corpus, the tiny base model, captions, copies of latents, and the
-plan of a run's costs."""
+MAKERS = ("sample", "base", "caption", "verify", "plan-run", "panel")
+"""Verbs beside the pipeline: they make the sample corpus, the tiny base model, captions, copies of latents, the plan of
+a run's costs, and panels of human raters."""
 
 LOOKERS = {"inspect": ("ingest", "validate", "cut")}
 """Verbs that only look and print, and the sections of `params.yaml` whose settings they look by; no stages of DVC."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,3 +107,42 @@ def write_report(tmp_path: Path) -> Callable[[Report], Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `candidate`, `champion` and `references` with films of three sources, unlike in size, rate and loudness."""
+    from data.media import write_mp4
+
+    folder = tmp_path_factory.mktemp("films")
+    rng = np.random.default_rng(0)
+    kinds = {"candidate": (12, 64, 96, 32000, 0.05), "champion": (15, 96, 144, 44100, 0.5), "references": (24, 128, 192, 48000, 0.2)}  # fmt: skip
+    for number in range(3):
+        for name, (num_frames, height, width, rate_hz, peak) in kinds.items():
+            frames = np.full((num_frames, height, width, 3), (60 * number, 90, 200 - 60 * number), np.uint8)
+            for place, frame in enumerate(frames):
+                frame[height // 4 : height // 2, place * 4 : place * 4 + 16] = rng.integers(180, 256, 3)
+            time_T = np.arange(rate_hz * num_frames // 24) / rate_hz
+            waveform_CT = np.stack([np.sin(2 * np.pi * (220 + 90 * number) * time_T)] * 2).astype(np.float32) * peak
+            write_mp4(folder / name / f"film{number}.mp4", frames, waveform_CT, 24, rate_hz)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_panel(films: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A panel of half a second a film: one for training, six that count, one of them twice."""
+    from tasks.panel import Config, run
+
+    folder = tmp_path_factory.mktemp("made") / "panel"
+    config = Config(
+        panel=folder, mos=folder.parent / "mos.json", candidate=films / "candidate", references=films / "references",
+        num_training=1, num_repeats=1,
+    )  # fmt: skip
+    run(config, "make")
+    return folder
+
+
+@pytest.fixture
+def panel_folder(small_panel: Path, tmp_path: Path) -> Path:
+    """A copy of it to write votes to."""
+    return Path(shutil.copytree(small_panel, tmp_path / "panel"))
