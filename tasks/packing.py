@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from data.conditions import NEED_SOUND, Mode, Variant
+from data.conditions import NEED_SOUND, Mode, Variant, keyframes_of
 from data.files import remove, write_text
 from data.latent_shards import Broken, Shard, opened, write_shard
 from data.latents import PARTS, fingerprint_of
@@ -39,6 +39,7 @@ class Settings(Frozen):
     base: Path
     work: Path
     modes: tuple[Mode, ...]
+    keyframes: tuple[float, ...]
     uncaptioned: bool
     posterior: Literal["mode", "sample"]
     dtype: Dtype
@@ -62,6 +63,13 @@ class Job(NamedTuple):
     def lacks_references(self, settings: Settings) -> bool:
         """Whether the user gave it references of which one was not accepted: their order counts, so it has none."""
         return "ref2va" in settings.modes and bool(self.clip.references) and not self.picks
+
+    def keyframes(self, settings: Settings) -> list[str]:
+        """Names of its keyframes in all modes."""
+        modes = settings.modes
+        return sorted(
+            {name for mode in modes for name in keyframes_of(mode, settings.keyframes, self.shape.num_frames)}
+        )
 
     def variants(self, settings: Settings) -> list[Variant]:
         """Every way in which it can be presented to the model."""
