@@ -182,6 +182,7 @@ def pack(work: Path, part: str, members: Sequence[tuple[str, str]], kept: Mappin
     path = shard_path(work, part, members)
     if not members or (path.is_file() and path.with_suffix(".json").is_file()):
         return
+    keys = [key for _, key in members]
     shards: dict[str, Shard] = {}
     entries: dict[str, Arrays] = {}
     for entry, key in members:
@@ -189,7 +190,10 @@ def pack(work: Path, part: str, members: Sequence[tuple[str, str]], kept: Mappin
         place, name = (str(own), ALONE) if own.is_file() else kept[key]
         if place not in shards:
             shards[place] = opened(Path(place), place)
-        entries[entry] = {array: shards[place].array(f"{name}/{array}") for array in shards[place].names[name]}
+        arrays = {array: shards[place].array(f"{name}/{array}") for array in shards[place].names[name]}
+        # Where the text does not see the clip it is the same at every canvas, and safetensors writes no tensor twice.
+        again = keys.count(key) > 1
+        entries[entry] = {name: array.clone() if again else array for name, array in arrays.items()}
     write_shard(path, entries, dict(members))
     facts = facts_of(path)
     write_text(path.with_suffix(".json"), json.dumps({"seal": fingerprint_of(facts), "facts": facts}, sort_keys=True))

@@ -41,6 +41,8 @@ class Grid(NamedTuple):
     hop: int
     """Sound samples a mel frame."""
     mels_per_latent: int
+    num_mirrored: int
+    """Picture latents a side that the autoencoder mirrors at its borders; a side has more, or it cannot be decoded."""
 
     @classmethod
     def of(cls, base: Path) -> Grid:
@@ -61,6 +63,14 @@ class Grid(NamedTuple):
             num_mels=config.mel_bins,
             hop=config.mel_hop_length,
             mels_per_latent=audio_vae.temporal_compression_ratio,
+            num_mirrored=max(
+                (
+                    module.padding[-1]
+                    for module in vae.modules()
+                    if isinstance(module, torch.nn.Conv3d) and module.padding_mode == "reflect"
+                ),
+                default=0,
+            ),
         )
 
     @property
@@ -68,8 +78,13 @@ class Grid(NamedTuple):
         """What both sides of the picture are multiples of, px."""
         return self.spatial * self.patch[2]
 
+    @property
+    def least_px(self) -> int:
+        """Shortest side of the picture, px."""
+        return math.ceil((self.num_mirrored + 1) / self.patch[2]) * self.multiple
+
     def shape(self, duration_s: float, height: float, width: float) -> ClipShape:
-        """The clip on the grid: the most frames that fit within half a frame, sides to the nearest multiple.
+        """The clip on the grid: the most frames that fit within half a frame, sides to the nearest multiple that can be decoded.
 
         Raises:
             ValueError: the duration is below the shortest.
@@ -80,7 +95,7 @@ class Grid(NamedTuple):
                 f"{duration_s:g} s are too short: LTX-2 needs at least {self.temporal + 1} frames at {FRAME_RATE} frames"
                 f" a second, {(self.temporal + 1) / FRAME_RATE:.3f} s; raise durations_s"
             )
-        sides = [max(1, round(side / self.multiple)) * self.multiple for side in (height, width)]
+        sides = [max(self.least_px, round(side / self.multiple) * self.multiple) for side in (height, width)]
         return ClipShape(
             num_frames=num_steps * self.temporal + 1,
             frame_rate=FRAME_RATE,
@@ -102,6 +117,11 @@ class Grid(NamedTuple):
             )
         if shape.height % self.multiple or shape.width % self.multiple:
             raise ValueError(f"shape is {shape.width}x{shape.height} px; this LTX-2 needs multiples of {self.multiple}")
+        if min(shape.height, shape.width) < self.least_px:
+            raise ValueError(
+                f"shape is {shape.width}x{shape.height} px; the picture autoencoder of this LTX-2 needs {self.least_px} px"
+                " a side or more; raise shape.height and shape.width"
+            )
         if shape.sample_rate_hz != self.sample_rate_hz:
             raise ValueError(
                 f"shape.sample_rate_hz = {shape.sample_rate_hz}; this LTX-2's sound runs at {self.sample_rate_hz} Hz"
