@@ -267,7 +267,7 @@ def keep_conditions(
     if (job.entry, "text") in lacking:
         arrays: Arrays = {}
         for said in said_by(settings, encoders, job):
-            for name, array in text(settings, encoders, Variant.parse(said), job, media, references).items():
+            for name, array in text(encoders, Variant.parse(said), job, settings, media, references).items():
                 arrays[f"text/{said}/{name}"] = array
         keep(settings, "text", job.keys[2], arrays)
     if (job.entry, "references") in lacking:
@@ -287,10 +287,10 @@ def said_by(settings: Settings, encoders: Encoders, job: Job) -> list[str]:
 
 
 def text(
-    settings: Settings,
     encoders: Encoders,
     variant: Variant,
     job: Job,
+    settings: Settings,
     media: Media | None,
     references: Sequence[Sequence[Reference]],
 ) -> Arrays:

@@ -167,7 +167,7 @@ def layout_key(grid: Grid, shape: ClipShape, mode: Mode, sizes: Mapping[str, Seq
     """What decides the tokens of both streams, in words, and how many they are.
 
     Text is attended to from the side and has a fixed, masked length, so it adds no tokens. A first frame takes the
-    place of tokens that are there anyway; a last frame and references are appended, clean, with coordinates of their
+    place of tokens that are there anyway; other keyframes and references are appended, clean, with coordinates of their
     own. Source: diffusers' LTX2ConditionPipeline and LTX2InContextPipeline.
     """
     (_, *video_FHW), (_, _, num_sounds) = grid.latent_shapes(shape)
