@@ -3,7 +3,7 @@
 example: soundstage generate prompt="a pink box bounces in a teal pool and each bounce rings a warm chime"
 example: soundstage generate first_frame=start.png last_frame=end.png prompt="a cat lands" output=out
 example: soundstage generate last_frame=end.png prompt="a cat lands"
-example: soundstage generate keyframes.0=start.png keyframes.24=middle.png prompt="a cat lands"
+example: soundstage generate base=LTX-2 checkpoint=null keyframes.24=middle.png prompt="a cat lands" 'shape={num_frames: 121, frame_rate: 24, height: 512, width: 768, sample_rate_hz: 16000}'
 example: soundstage generate references="[face.png, walk.mp4, voice.wav]" prompt="she walks and says hello"
 example: soundstage generate weights=minimax_h3_fl2va_bf16.safetensors checkpoint=null prompt="a cat lands"
 """

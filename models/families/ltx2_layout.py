@@ -63,14 +63,7 @@ class Grid(NamedTuple):
             num_mels=config.mel_bins,
             hop=config.mel_hop_length,
             mels_per_latent=audio_vae.temporal_compression_ratio,
-            num_mirrored=max(
-                (
-                    module.padding[-1]
-                    for module in vae.modules()
-                    if isinstance(module, torch.nn.Conv3d) and module.padding_mode == "reflect"
-                ),
-                default=0,
-            ),
+            num_mirrored=_mirrored(vae),
         )
 
     @property
@@ -154,6 +147,12 @@ class Grid(NamedTuple):
 def _configured(kind: Any, folder: Path) -> Any:
     """A model of a class by its configuration alone."""
     return kind.from_config(kind.load_config(str(folder)))
+
+
+def _mirrored(vae: torch.nn.Module) -> int:
+    """Latents that a convolution mirrors at a border; torch needs more than that to mirror."""
+    convolutions = [module for module in vae.modules() if isinstance(module, torch.nn.Conv3d)]
+    return max((int(each.padding[-1]) for each in convolutions if each.padding_mode == "reflect"), default=0)
 
 
 def _patch(config: Path) -> Triple:

@@ -137,7 +137,8 @@ def test_a_picture_that_could_not_be_decoded_is_refused_by_its_size(ltx2: LTX2En
     with pytest.raises(ValueError, match=r"96x32 px; .* needs 64 px a side or more; raise shape\.height"):
         ltx2.check(small)
     ltx2.check(least)
-    assert ltx2.decode(*(torch.zeros(size) for size in ltx2.latent_shapes(least)), least)[0].shape[1] == 64
+    latents = [torch.zeros(size) for size in ltx2.latent_shapes(least)]
+    assert ltx2.decode(latents[0], latents[1], least)[0].shape[1] == 64
     unmirrored = ltx2.grid._replace(num_mirrored=0)  # as autoencoders whose borders are zeros
     unmirrored.check(small)
 

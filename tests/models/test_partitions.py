@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from data.conditions import MODES
+from data.conditions import MODES, Mode
 from data.records import ClipShape
 from data.world import scene
 from models import adapters, tiny_h3
@@ -48,7 +48,7 @@ def of_image(generator: Generator) -> Generation:
 
 
 def test_the_rule_follows_from_the_folders(base: Path, twofold: Path, ltx2_base: Path, tmp_path: Path) -> None:
-    modes = tuple(mode for mode in MODES if mode != "kf2va")
+    modes: tuple[Mode, ...] = tuple(mode for mode in MODES if mode != "kf2va")
     assert partitions_of(base) == {"transformer": modes}
     assert partitions_of(ltx2_base) == {"transformer": MODES}
     two = partitions_of(twofold)
