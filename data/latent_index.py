@@ -65,6 +65,7 @@ class Entry(NamedTuple):
     keys: tuple[str, ...]
     has_audio: bool
     frame_rate: int
+    num_frames: int
 
 
 def write_rows(path: Path, rows: Iterable[LatentRow]) -> None:

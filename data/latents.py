@@ -2,7 +2,7 @@
 
 An *entry* is one clip at one canvas. Its arrays, by part and name:
 
-    picture     video (C, F, H, W); keyframe/first and keyframe/last (C, H, W)
+    picture     video (C, F, H, W); keyframe/first, keyframe/last and keyframe/FRAME (C, H, W)
     sound       audio (S, C, T): S = 2 sides, or 1 for networks that take both at once
     text        text/VARIANT/NAME, what the family's text side makes of the caption, after projection
     references  references/SET/PLACE/image, /video or /audio; a video with sound has both
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from data.conditions import KEYFRAMES, Variant
+from data.conditions import Variant, keyframes_of
 from data.files import sha256, write_text
 from data.latent_index import Entry, LatentIndex, LatentRow, write_rows
 from data.latent_shards import Broken, Shard, opened
@@ -60,7 +60,8 @@ def write_index(store: Path, rows: Sequence[LatentRow], record: Mapping[str, obj
     Args:
         store: Folder that the shards are in.
         rows: One an entry.
-        record: What else a reader must know: `family`, `text_of` and whatever decided the latents.
+        record: What else a reader must know: `family`, `text_of`, for `kf2va` its `keyframes`, and whatever decided the
+            latents.
 
     Returns:
         The fingerprint of the whole store.
@@ -189,7 +190,7 @@ class LatentStore:
             result |= self._below(shard, ("text", SHARED, SHARED), prefix, "text/")
         else:
             result |= self._below_of(row, f"text/{said}/", "text/")
-        for which in KEYFRAMES.get(facts.mode, ()):
+        for which in keyframes_of(facts.mode, self.record.get("keyframes", ()), row.num_frames):
             result[f"keyframe/{which}"] = self.read(row, f"keyframe/{which}")
         if facts.mode == "ref2va":
             result |= self._below_of(row, f"references/{facts.references}/", "references/")

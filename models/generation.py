@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,21 +81,25 @@ class Generator:
         first: Sequence[Frames | None] | None = None,
         last: Sequence[Frames | None] | None = None,
         references: Sequence[Sequence[Reference]] | None = None,
+        keyframes: Sequence[Mapping[int, Frames]] | None = None,
         seed: int,
         num_inference_steps: int,
     ) -> list[Generation]:
         """One clip a prompt, with the given first and last frames (H, W, 3) or references; same seed, same bytes.
 
+        Keyframes are more frames by their place in the clip, counted from 0.
+
         Every item is denoised alone, so a clip does not depend on what it is generated beside.
 
         Raises:
-            ValueError: keyframes and references for one prompt, or references that the family does not take.
+            ValueError: keyframes and references for one prompt, or references or keyframes that the family does not take.
         """
         nothing: Sequence[Frames | None] = [None] * len(prompts)
         ends = zip(first or nothing, last or nothing, references or [()] * len(prompts), strict=True)
+        between = keyframes or [dict[int, Frames]()] * len(prompts)
         encoders, results = self._family.encoders, list[Generation]()
-        for prompt, given in zip(prompts, ends, strict=True):
-            condition = encode_condition(encoders, prompt, *given, self._shape)
+        for prompt, given, placed in zip(prompts, ends, between, strict=True):
+            condition = encode_condition(encoders, prompt, *given, self._shape, placed)
             if condition.mode not in self._modes:
                 said = ", ".join(self._modes)
                 raise ValueError(f"{self._family.partition} serves {said}; {condition.mode} needs another transformer")

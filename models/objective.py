@@ -154,7 +154,7 @@ class Objective:
 
         What carries no loss keeps its branch in the graph with weight zero, so every process has the same gradients.
         """
-        given = self._family.num_given_frames(batch.mode)
+        given = self._family.num_given_frames(batch)
         difference = predicted.video_BCFHW - target.video_BCFHW
         video_B = difference[:, :, given:].square().flatten(1).mean(1)
         audio_B = (predicted.audio_BSCT - target.audio_BSCT).square().flatten(1).mean(1)

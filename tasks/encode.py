@@ -48,6 +48,8 @@ class Config(Frozen):
     """Sizes that every clip is encoded at, by a name that stages choose them by; frame and sample rate are the family's."""
     modes: tuple[Mode, ...] = ("t2va", "fl2va_first", "fl2va")
     """Conditioning modes to encode for; stages draw from these."""
+    keyframes: tuple[float, ...] = (0.5,)
+    """Where the frames lie that `kf2va` gives, as fractions of the clip: 0 is its first frame, 1 its last."""
     uncaptioned: bool = False
     """Encode every mode without its caption too, for stages with `caption_dropout`."""
     references: References = References()
@@ -80,6 +82,10 @@ class Config(Frozen):
             raise ValueError("canvases and modes: name at least one of each")
         if odd := [name for name in self.canvases if not name.replace("_", "").replace("-", "").isalnum()]:
             raise ValueError(f"canvases: {odd[0]!r} is no name; use letters, digits, - and _")
+        if outside := [place for place in self.keyframes if not 0 <= place <= 1]:
+            raise ValueError(f"keyframes: {outside[0]:g} is outside the clip; limits 0 and 1, its first and last frame")
+        if "kf2va" in self.modes and not any(self.keyframes):
+            raise ValueError("keyframes: mode kf2va needs a place behind 0; the first frame alone is mode fl2va_first")
         return self
 
     @property

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from data.conditions import KEYFRAMES, Variant
+from data.conditions import Variant, frame_of, keyframes_of
 from data.files import remove
 from data.latents import PARTS, SHARED
 from data.media_open import Unreadable
@@ -226,10 +226,11 @@ def keep_latents(
     shape, lacks = group[0][0].shape, {part for job, _ in group for part in PARTS if (job.entry, part) in lacking}
     if "picture" in lacks:
         video = encoders.encode_picture(np.stack([media[0] for _, media in group]), settings.posterior)
-        names = sorted({name for mode in settings.modes for name in KEYFRAMES.get(mode, ())})
         for place, (job, media) in enumerate(group):
-            ends = {"first": media[0][0], "last": media[0][-1]}
-            keyframes = {f"keyframe/{name}": encoders.encode_keyframe(ends[name]) for name in names}
+            keyframes = {
+                f"keyframe/{name}": encoders.encode_keyframe(media[0][frame_of(name)])
+                for name in job.keyframes(settings)
+            }
             keep(settings, "picture", job.keys[0], {"video": video[place], **keyframes})
     if "sound" in lacks:
         audio = encoders.encode_sound(np.stack([media[1] for _, media in group]), shape, settings.posterior)
@@ -266,7 +267,7 @@ def keep_conditions(
     if (job.entry, "text") in lacking:
         arrays: Arrays = {}
         for said in said_by(settings, encoders, job):
-            for name, array in text(encoders, Variant.parse(said), job, media, references).items():
+            for name, array in text(encoders, Variant.parse(said), job, settings, media, references).items():
                 arrays[f"text/{said}/{name}"] = array
         keep(settings, "text", job.keys[2], arrays)
     if (job.entry, "references") in lacking:
@@ -286,12 +287,16 @@ def said_by(settings: Settings, encoders: Encoders, job: Job) -> list[str]:
 
 
 def text(
-    encoders: Encoders, variant: Variant, job: Job, media: Media | None, references: Sequence[Sequence[Reference]]
+    encoders: Encoders,
+    variant: Variant,
+    job: Job,
+    settings: Settings,
+    media: Media | None,
+    references: Sequence[Sequence[Reference]],
 ) -> Arrays:
     """What the text side makes of an entry in one variant."""
-    keyframes = (
-        () if media is None else [media[0][0 if name == "first" else -1] for name in KEYFRAMES.get(variant.mode, ())]
-    )
+    names = keyframes_of(variant.mode, settings.keyframes, job.shape.num_frames)
+    keyframes = () if media is None else [media[0][frame_of(name)] for name in names]
     shown = references[variant.references] if variant.mode == "ref2va" and references else ()
     return encoders.encode_text(
         variant.mode, job.clip.caption if variant.captioned else None, keyframes, shown, job.shape

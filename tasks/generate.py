@@ -1,8 +1,9 @@
-"""Generate videos with their stereo sound, from text, a first or last frame or both, or ordered references.
+"""Generate videos with their stereo sound, from text, a first or last frame or both, frames in between, or ordered references.
 
 example: soundstage generate prompt="a pink box bounces in a teal pool and each bounce rings a warm chime"
 example: soundstage generate first_frame=start.png last_frame=end.png prompt="a cat lands" output=out
 example: soundstage generate last_frame=end.png prompt="a cat lands"
+example: soundstage generate base=LTX-2 checkpoint=null keyframes.24=middle.png prompt="a cat lands" 'shape={num_frames: 121, frame_rate: 24, height: 512, width: 768, sample_rate_hz: 16000}'
 example: soundstage generate references="[face.png, walk.mp4, voice.wav]" prompt="she walks and says hello"
 example: soundstage generate weights=minimax_h3_fl2va_bf16.safetensors checkpoint=null prompt="a cat lands"
 """
@@ -11,14 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from tqdm import tqdm
 
-from data.conditions import Mode, mode_of
+from data.conditions import Mode, keyframe_at, mode_of
 from data.files import read_records, sha256, whole, write_text
 from data.records import Clip, ClipShape, Frozen
 
@@ -39,8 +40,10 @@ class Request(Frozen):
     """Image that the video starts with."""
     last_frame: Path | None = None
     """Image that it ends with."""
+    keyframes: dict[int, Path] = {}
+    """Images by the frame that shows them, counted from 0."""
     references: tuple[Path, ...] = ()
-    """Images, videos and sounds that it takes after, in an order that carries meaning; not with first or last frame."""
+    """Images, videos and sounds that it takes after, in an order that carries meaning; not with any keyframe."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Request:
@@ -83,8 +86,10 @@ class Config(Frozen):
     """Image that the video starts with."""
     last_frame: Path | None = None
     """Image that it ends with."""
+    keyframes: dict[int, Path] = {}
+    """Images by the frame that shows them, counted from 0: `keyframes.24=middle.png`; of LTX-2 alone."""
     references: tuple[Path, ...] = ()
-    """Images, videos and sounds that it takes after, in an order that carries meaning; not with first or last frame."""
+    """Images, videos and sounds that it takes after, in an order that carries meaning; not with any keyframe."""
     output: Path | None = None
     """Folder for the result of `prompt`; default `data/store/work/generate`, so that a trial never touches a tracked folder."""
     accelerator: str = "cpu"
@@ -92,19 +97,30 @@ class Config(Frozen):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Config:
-        given = [name for name in ("first_frame", "last_frame", "references", "output") if getattr(self, name)]
+        names = ("first_frame", "last_frame", "keyframes", "references", "output")
+        given = [name for name in names if getattr(self, name)]
         if given and self.prompt is None:
             raise ValueError(f"{' and '.join(given)} without a prompt; set prompt too")
         refuse_both(self)
+        last = self.shape.num_frames - 1
+        if outside := [frame for frame in self.keyframes if not 0 <= frame <= last]:
+            raise ValueError(
+                f"keyframes.{outside[0]}: the clip has no frame {outside[0]}; shape.num_frames = {self.shape.num_frames}"
+                f" gives frames 0 to {last}"
+            )
         if self.weights is not None and self.checkpoint is not None:
             raise ValueError("weights and checkpoint both say which transformer; set checkpoint=null for the weights")
         return self
 
 
 def refuse_both(given: Request | Config) -> None:
-    """Raise ValueError where keyframes and references are given."""
-    if given.references and (given.first_frame or given.last_frame):
-        raise ValueError("first_frame or last_frame and references cannot be given together; leave one kind out")
+    """Raise ValueError where keyframes and references are given, or two images for the first frame."""
+    if given.references and (given.first_frame or given.last_frame or given.keyframes):
+        raise ValueError(
+            "first_frame, last_frame or keyframes and references cannot be given together; leave one kind out"
+        )
+    if given.first_frame and 0 in given.keyframes:
+        raise ValueError("first_frame and keyframes.0 are the same frame; leave one out")
 
 
 def run(config: Config) -> list[Path]:
@@ -132,7 +148,8 @@ def run(config: Config) -> list[Path]:
             frames, waveform = generated(generator, request, given, config)
             video = temporary / f"{request.name}.mp4"
             write_mp4(video, frames, waveform, config.shape.frame_rate, config.shape.sample_rate_hz)
-            said = request.model_dump(mode="json", exclude=None if request.references else {"references"})
+            unused = {name for name in ("keyframes", "references") if not getattr(request, name)}
+            said = request.model_dump(mode="json", exclude=unused)
             record = {"request": said, **facts}
             write_text(video.with_suffix(".json"), json.dumps(record, indent=1, sort_keys=True) + "\n")
             made.append(video.name)
@@ -172,12 +189,14 @@ class Given(NamedTuple):
     first: Frames | None = None
     last: Frames | None = None
     references: Sequence[Reference] = ()
+    keyframes: Mapping[int, Frames] = {}  # a NamedTuple's default, never written to
 
     @property
     def mode(self) -> Mode:
         """Of conditioning."""
-        ends = {"first": self.first, "last": self.last}
-        names = tuple(name for name, frame in ends.items() if frame is not None)
+        placed = [(keyframe_at(frame), image) for frame, image in sorted(self.keyframes.items())]
+        named = [("first", self.first), *placed, ("last", self.last)]
+        names = tuple(name for name, image in named if image is not None)
         return mode_of(names, references=bool(self.references))
 
 
@@ -188,24 +207,26 @@ def asked(config: Config, prompt: str) -> tuple[Request, Given]:
         ValueError: a file cannot be read; the message names it.
     """
     name = re.sub(r"\W+", "-", prompt)[:60].strip("-") or "generation"
-    paths = {"first_frame": config.first_frame, "last_frame": config.last_frame, "references": config.references}
+    paths = {name: getattr(config, name) for name in ("first_frame", "last_frame", "keyframes", "references")}
     first, last = (None if path is None else read_image(path) for path in (config.first_frame, config.last_frame))
     references = [read_reference(path, config.shape) for path in config.references]
-    return Request.model_validate({"name": name, "prompt": prompt, **paths}), Given(first, last, references)
+    keyframes = {frame: read_image(path) for frame, path in config.keyframes.items()}
+    return Request.model_validate({"name": name, "prompt": prompt, **paths}), Given(first, last, references, keyframes)
 
 
 def generated(generator: Generator, request: Request, given: Given, config: Config) -> Generation:
     """One generation.
 
     Raises:
-        ValueError: the family does not take these references.
+        ValueError: the family does not take these references or keyframes.
     """
     try:
         return generator.generate(
             [request.prompt],
-            first=[fit(given.first, config.shape)],
-            last=[fit(given.last, config.shape)],
+            first=[None if given.first is None else fit(given.first, config.shape)],
+            last=[None if given.last is None else fit(given.last, config.shape)],
             references=[given.references],
+            keyframes=[{frame: fit(image, config.shape) for frame, image in given.keyframes.items()}],
             seed=config.seed,
             num_inference_steps=config.num_inference_steps,
         )[0]
@@ -267,11 +288,9 @@ def read_reference(path: Path, shape: ClipShape) -> Reference:
         raise ValueError(f"reference {path}: {error}") from error
 
 
-def fit(frame: Frames | None, shape: ClipShape) -> Frames | None:
+def fit(frame: Frames, shape: ClipShape) -> Frames:
     """Crop to the clip's aspect around the centre and resize by area."""
     import numpy as np
     from PIL import Image, ImageOps
 
-    if frame is None:
-        return None
     return np.array(ImageOps.fit(Image.fromarray(frame), (shape.width, shape.height), Image.Resampling.BOX))

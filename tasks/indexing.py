@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from data.conditions import KEYFRAMES, Variant
+from data.conditions import Variant, keyframes_of
 from data.latent_index import LatentRow
 from data.latents import PARTS, SHARED
 from data.records import Clip
@@ -67,7 +67,10 @@ def row_of(
 ) -> LatentRow:
     """One row of the index."""
     variants = job.variants(settings)
-    laid = [encoders.layout(job.shape, item.mode, given_to(item, sizes, common, encoders)) for item in variants]
+    laid = [
+        encoders.layout(job.shape, item.mode, given_to(job, item, settings, sizes, common, encoders))
+        for item in variants
+    ]
     clip = job.clip
     return LatentRow(
         entry=job.entry, clip_id=clip.clip_id, source_id=clip.source_id, split=split, group=clip.group,
@@ -77,12 +80,13 @@ def row_of(
     )  # fmt: skip
 
 
-def given_to(variant: Variant, sizes: Sizes, common: Sizes, encoders: Encoders) -> Sizes:
-    """Sizes of what the model is given in a variant, by the names of `Condition.arrays`."""
+def given_to(job: Job, variant: Variant, settings: Settings, sizes: Sizes, common: Sizes, encoders: Encoders) -> Sizes:
+    """Sizes of what the model is given of an entry in a variant, by the names of `Condition.arrays`."""
     said = encoders.text_of(str(variant))
     where, below = (common, said.removeprefix(f"{SHARED}/")) if said.startswith(f"{SHARED}/") else (sizes, said)
     result = renamed(where, f"text/{below}/", "text/")
-    result |= {f"keyframe/{name}": sizes[f"keyframe/{name}"] for name in KEYFRAMES.get(variant.mode, ())}
+    names = keyframes_of(variant.mode, settings.keyframes, job.shape.num_frames)
+    result |= {f"keyframe/{name}": sizes[f"keyframe/{name}"] for name in names}
     if variant.mode == "ref2va":
         result |= renamed(sizes, f"references/{variant.references}/", "references/")
     return result

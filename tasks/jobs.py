@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data.canvases import Fit, fits, impossible
-from data.conditions import KEYFRAMES
 from data.files import iter_records, sha256
 from data.latents import fingerprint_of
 from data.media_open import Unreadable
@@ -41,9 +40,9 @@ def lineage_of(config: Config, encoders: Encoders) -> Lineage:
     """Hash the weights that encode, and write down every setting that decides a byte."""
     hashed = functools.cache(sha256)
     weights = {part: {name: hashed(config.base / name) for name in names} for part, names in encoders.parts.items()}
-    settings = config.model_dump(
-        mode="json", include={"canvases", "modes", "uncaptioned", "references", "posterior", "dtype"}
-    )
+    named = {"canvases", "modes", "uncaptioned", "references", "posterior", "dtype"}
+    named |= {"keyframes"} if "kf2va" in config.modes else set()  # elsewhere it decides nothing
+    settings = config.model_dump(mode="json", include=named)
     rates = {"frame_rate": encoders.frame_rate, "sample_rate_hz": encoders.sample_rate_hz, "resampler": "soxr HQ"}
     record = {"family": encoders.name, "encoders": weights, **settings, **rates, "code_version": CODE_VERSION}
     names = shared_by(config.settings, encoders)
@@ -105,13 +104,20 @@ def job_of(
     # The clip is part of every key, or two clips that say the same would share a file that either may put away.
     how = [CODE_VERSION, encoders.name, config.dtype, clip.clip_id, config.accelerator.partition(":")[0]]
     span = [clip.start_s, clip.end_s, shape.model_dump()]
-    keyframes = sorted({name for mode in config.modes for name in KEYFRAMES.get(mode, ())})
     heard = clip.source_id if clip.sound_path is None else content_of(clip.sound_path)
     shown = [[item._replace(path="", sound_path=sounding(item)) for item in items] for items in picks]
-    variants = [str(variant) for variant in Job("", clip, "", shape, picks, ()).variants(config.settings)]
+    bare = Job("", clip, "", shape, picks, ())
+    variants = [str(variant) for variant in bare.variants(config.settings)]
     sees = [clip.source_id, span, shown] if encoders.text_sees else []
     parts = [
-        [weights["picture"], clip.source_id, span, config.posterior, config.batch_size, keyframes],
+        [
+            weights["picture"],
+            clip.source_id,
+            span,
+            config.posterior,
+            config.batch_size,
+            bare.keyframes(config.settings),
+        ],
         [weights["sound"], heard, span, config.posterior, config.batch_size],
         [weights["text"], clip.caption, sorted({encoders.text_of(name) for name in variants}), sees],
         [weights["references"], shown, shape.model_dump()] if picks else None,

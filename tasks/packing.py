@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from data.conditions import NEED_SOUND, Mode, Variant
+from data.conditions import NEED_SOUND, Mode, Variant, keyframes_of
 from data.files import remove, write_text
 from data.latent_shards import Broken, Shard, opened, write_shard
 from data.latents import PARTS, fingerprint_of
@@ -39,6 +39,7 @@ class Settings(Frozen):
     base: Path
     work: Path
     modes: tuple[Mode, ...]
+    keyframes: tuple[float, ...]
     uncaptioned: bool
     posterior: Literal["mode", "sample"]
     dtype: Dtype
@@ -62,6 +63,13 @@ class Job(NamedTuple):
     def lacks_references(self, settings: Settings) -> bool:
         """Whether the user gave it references of which one was not accepted: their order counts, so it has none."""
         return "ref2va" in settings.modes and bool(self.clip.references) and not self.picks
+
+    def keyframes(self, settings: Settings) -> list[str]:
+        """Names of its keyframes in all modes."""
+        modes = settings.modes
+        return sorted(
+            {name for mode in modes for name in keyframes_of(mode, settings.keyframes, self.shape.num_frames)}
+        )
 
     def variants(self, settings: Settings) -> list[Variant]:
         """Every way in which it can be presented to the model."""
@@ -174,6 +182,7 @@ def pack(work: Path, part: str, members: Sequence[tuple[str, str]], kept: Mappin
     path = shard_path(work, part, members)
     if not members or (path.is_file() and path.with_suffix(".json").is_file()):
         return
+    keys = [key for _, key in members]
     shards: dict[str, Shard] = {}
     entries: dict[str, Arrays] = {}
     for entry, key in members:
@@ -181,7 +190,10 @@ def pack(work: Path, part: str, members: Sequence[tuple[str, str]], kept: Mappin
         place, name = (str(own), ALONE) if own.is_file() else kept[key]
         if place not in shards:
             shards[place] = opened(Path(place), place)
-        entries[entry] = {array: shards[place].array(f"{name}/{array}") for array in shards[place].names[name]}
+        arrays = {array: shards[place].array(f"{name}/{array}") for array in shards[place].names[name]}
+        # Where the text does not see the clip it is the same at every canvas, and safetensors writes no tensor twice.
+        again = keys.count(key) > 1
+        entries[entry] = {name: array.clone() if again else array for name, array in arrays.items()}
     write_shard(path, entries, dict(members))
     facts = facts_of(path)
     write_text(path.with_suffix(".json"), json.dumps({"seal": fingerprint_of(facts), "facts": facts}, sort_keys=True))

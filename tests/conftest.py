@@ -106,6 +106,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def ltx2_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny LTX-2.3 with random weights."""
+    from models import tiny_ltx2
+
+    folder = tmp_path_factory.mktemp("zoo") / "tiny-ltx2"
+    tiny_ltx2.save(tiny_ltx2.build(3), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def store_folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Latents by `base`, at 16 px, of six clips: four of one kind (one layout), two of another; the last has no sound.
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data.conditions import Mode, mode_of
+from data.conditions import Mode, keyframe_at, mode_of
 from data.records import ClipShape
 from data.references import Reference
 from models.threads import quiet_libraries
@@ -33,7 +33,8 @@ class Condition(NamedTuple):
 
     mode: Mode
     arrays: Arrays
-    """By the names that `LatentStore.conditions` gives them: `text/NAME`, `keyframe/first`, `references/0/image`…"""
+    """By the names that `LatentStore.conditions` gives them: `text/NAME`, `keyframe/first`, `keyframe/24`,
+    `references/0/image`…"""
 
 
 class Batch(NamedTuple):
@@ -207,8 +208,8 @@ class Family(Protocol):
         """
         ...
 
-    def num_given_frames(self, mode: Mode) -> int:
-        """Leading latent frames that the mode puts in place clean; they carry no loss."""
+    def num_given_frames(self, batch: Batch) -> int:
+        """Leading latent frames that the batch's conditions put in place clean; they carry no loss."""
         ...
 
     def velocities(self, batch: Batch, noisy: Noisy) -> Velocities:
@@ -241,13 +242,24 @@ def encode_condition(
     last: Frames | None = None,
     references: Sequence[Reference] = (),
     shape: ClipShape | None = None,
+    keyframes: Mapping[int, Frames] | None = None,
 ) -> Condition:
     """Encode what a generation is given, exactly as `encode` does for training.
 
+    Args:
+        encoders: Of the family.
+        prompt: The caption; None is none.
+        first: Frame that the clip starts with, (H, W, 3) at its size.
+        last: Frame that it ends with.
+        references: In order.
+        shape: Of the clip, needed with references.
+        keyframes: More frames by their place in the clip, counted from 0; one at 0 is another name for `first`.
+
     Raises:
-        ValueError: keyframes and references together, which no mode takes.
+        ValueError: keyframes and references together, which no mode takes, or keyframes that the family does not take.
     """
-    given = {name: frame for name, frame in (("first", first), ("last", last)) if frame is not None}
+    numbered = [(keyframe_at(frame), image) for frame, image in sorted((keyframes or {}).items())]
+    given = {name: frame for name, frame in (("first", first), *numbered, ("last", last)) if frame is not None}
     mode = mode_of(tuple(given), references=bool(references))
     text = encoders.encode_text(mode, prompt, list(given.values()), references, shape)
     arrays = {f"text/{name}": array for name, array in text.items()}

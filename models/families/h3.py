@@ -186,7 +186,7 @@ class H3:
         """Noise levels at two positions of the published distributions: uniform, under a shift each."""
         return shifted(u_video, self._schedulers[0].shift), shifted(u_audio, self._schedulers[1].shift)
 
-    def num_given_frames(self, mode: Mode) -> int:  # noqa: ARG002
+    def num_given_frames(self, batch: Batch) -> int:  # noqa: ARG002
         """None: keyframes stand in front of the picture."""
         return 0
 

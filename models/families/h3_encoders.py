@@ -26,11 +26,11 @@ from einops import rearrange
 from PIL import Image
 from torch import Tensor
 
-from data.conditions import KEYFRAMES, MODES, NEED_SOUND, Mode, Variant
+from data.conditions import KEYFRAMES, NEED_SOUND, Mode, Variant
 from data.latents import SHARED
 from data.records import ClipShape
 from models.families import Arrays, Frames, Posterior, Reference, Waveform
-from models.families.h3_layout import FRAME_RATE, Grid, constant, layout_key, sketches
+from models.families.h3_layout import FRAME_RATE, MODES, Grid, check_mode, constant, layout_key, sketches
 
 PIXEL_MEAN, PIXEL_STD, ENCODE_SEED = (constant(name) for name in ("pixel_mean", "pixel_std", "keyframe_encode_seed"))
 """The stock pipeline's pixel convention, and the seed of its draws from a posterior."""
@@ -215,8 +215,9 @@ class H3Encoders:
         """What the conditioner makes of a prompt: `rows` (S, D), and `tags` (S,), the modality of every row.
 
         Raises:
-            ValueError: other keyframes than the mode has, or references without a shape.
+            ValueError: no such mode, other keyframes than the mode has, or references without a shape.
         """
+        check_mode(mode)
         wanted = KEYFRAMES.get(mode, ())
         if len(keyframes) != len(wanted):
             raise ValueError(f"{len(keyframes)} keyframes given; {mode} takes {', '.join(wanted) or 'none'}")

@@ -28,11 +28,14 @@ from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
 )
 from torch import Tensor
 
+from data import conditions
 from data.conditions import KEYFRAMES, Mode
 from data.records import ClipShape
 
 FRAME_RATE = MINIMAX_H3_FPS
 """The family's fixed rate, frames a second."""
+MODES: tuple[Mode, ...] = tuple(mode for mode in conditions.MODES if mode != "kf2va")
+"""Conditioning modes: of keyframes its packed layout has places for the first and the last."""
 Triple = tuple[int, int, int]
 
 
@@ -155,6 +158,15 @@ class Place(NamedTuple):
         return f"{self.kind}{seen}{f' sound {self.num_audio_latents}' if self.num_audio_latents else ''}"
 
 
+def check_mode(mode: Mode) -> None:
+    """Raise ValueError where the family has no such mode."""
+    if mode not in MODES:
+        raise ValueError(
+            f"MiniMax-H3 has no {mode}: it takes keyframes at the first and the last frame alone; leave the others out,"
+            " or set `base` to an LTX-2"
+        )
+
+
 def places_of(sizes: Mapping[str, Sequence[int]]) -> tuple[Place, ...]:
     """References in packed order, from the sizes of condition arrays by name; other arrays are passed over."""
     found: dict[int, dict[str, Sequence[int]]] = {}
@@ -184,7 +196,12 @@ class Layout(NamedTuple):
 def packed(
     grid: Grid, mode: Mode, tags_S: Tensor, video_FHW: Triple, num_audio_latents: int, places: Sequence[Place]
 ) -> Layout:
-    """The stock layout of text, conditions, sound and picture."""
+    """The stock layout of text, conditions, sound and picture.
+
+    Raises:
+        ValueError: the family has no such mode.
+    """
+    check_mode(mode)
     target = (*video_FHW, num_audio_latents)
     model = (grid.patch, MINIMAX_H3_AUDIO_CHANNELS, MINIMAX_H3_AUDIO_TAG, MINIMAX_H3_VIDEO_TAG)
     if mode == "ref2va":
@@ -207,7 +224,11 @@ def layout_key(grid: Grid, shape: ClipShape, mode: Mode, sizes: Mapping[str, Seq
 
     The tags of the text rows need no place in it: the label and the vision block of every keyframe and reference
     follow from its latents' size, and what is left of the text is the caption.
+
+    Raises:
+        ValueError: the family has no such mode.
     """
+    check_mode(mode)
     (_, *video_FHW), (num_sides, _, num_audio_latents) = grid.latent_shapes(shape)
     num_text, places = sizes["text/rows"][0], places_of(sizes)
     words = (mode, "x".join(map(str, video_FHW)), f"sound {num_audio_latents}", f"text {num_text}", *map(str, places))

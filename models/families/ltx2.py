@@ -213,9 +213,9 @@ class LTX2:
             sigma_at(u_audio, batch.audio_BSCT.shape[-1]),
         )
 
-    def num_given_frames(self, mode: Mode) -> int:
+    def num_given_frames(self, batch: Batch) -> int:
         """One where the first frame is a keyframe: others are appended and lie in no latent of the clip."""
-        return int("first" in KEYFRAMES.get(mode, ()))
+        return int("keyframe/first" in batch.conditions)
 
     def velocities(self, batch: Batch, noisy: Noisy) -> Velocities:
         """One forward pass; conditions are clean, so `noisy.seeds_B` decides nothing.
@@ -294,15 +294,12 @@ class LTX2:
 
 
 def check_conditions(mode: Mode, conditions: Mapping[str, Tensor], num_frames: int) -> None:
-    """Raise ValueError where keyframes or references are not those of the mode, or a keyframe is not in the clip.
-
-    Keyframes by number, `keyframe/N`, may be given in every mode.
-    """
-    frames = [name.removeprefix("keyframe/") for name in conditions if name.startswith("keyframe/")]
-    named = tuple(sorted(name for name in frames if not name.isdecimal()))
-    if named != KEYFRAMES.get(mode, ()):
-        wanted = " and ".join(KEYFRAMES.get(mode, ())) or "none"
-        raise ValueError(f"keyframes of mode {mode}: {' and '.join(named) or 'none'} given, {wanted} needed")
+    """Raise ValueError where keyframes or references are not those of the mode, or a keyframe is not in the clip."""
+    frames = sorted(name.removeprefix("keyframe/") for name in conditions if name.startswith("keyframe/"))
+    wanted = frames if mode == "kf2va" else list(KEYFRAMES.get(mode, ()))
+    if frames != wanted or (mode == "kf2va" and not frames):
+        needed = "some" if mode == "kf2va" else " and ".join(wanted) or "none"
+        raise ValueError(f"keyframes of mode {mode}: {' and '.join(frames) or 'none'} given, {needed} needed")
     outside = [name for name in frames if name.isdecimal() and not 0 < int(name) < num_frames]
     if outside:
         raise ValueError(

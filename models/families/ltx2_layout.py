@@ -41,6 +41,8 @@ class Grid(NamedTuple):
     hop: int
     """Sound samples a mel frame."""
     mels_per_latent: int
+    num_mirrored: int
+    """Picture latents a side that the autoencoder mirrors at its borders; a side has more, or it cannot be decoded."""
 
     @classmethod
     def of(cls, base: Path) -> Grid:
@@ -61,6 +63,7 @@ class Grid(NamedTuple):
             num_mels=config.mel_bins,
             hop=config.mel_hop_length,
             mels_per_latent=audio_vae.temporal_compression_ratio,
+            num_mirrored=_mirrored(vae),
         )
 
     @property
@@ -68,8 +71,13 @@ class Grid(NamedTuple):
         """What both sides of the picture are multiples of, px."""
         return self.spatial * self.patch[2]
 
+    @property
+    def least_px(self) -> int:
+        """Shortest side of the picture, px."""
+        return math.ceil((self.num_mirrored + 1) / self.patch[2]) * self.multiple
+
     def shape(self, duration_s: float, height: float, width: float) -> ClipShape:
-        """The clip on the grid: the most frames that fit within half a frame, sides to the nearest multiple.
+        """The clip on the grid: the most frames that fit within half a frame, sides to the nearest multiple that can be decoded.
 
         Raises:
             ValueError: the duration is below the shortest.
@@ -80,7 +88,7 @@ class Grid(NamedTuple):
                 f"{duration_s:g} s are too short: LTX-2 needs at least {self.temporal + 1} frames at {FRAME_RATE} frames"
                 f" a second, {(self.temporal + 1) / FRAME_RATE:.3f} s; raise durations_s"
             )
-        sides = [max(1, round(side / self.multiple)) * self.multiple for side in (height, width)]
+        sides = [max(self.least_px, round(side / self.multiple) * self.multiple) for side in (height, width)]
         return ClipShape(
             num_frames=num_steps * self.temporal + 1,
             frame_rate=FRAME_RATE,
@@ -102,6 +110,11 @@ class Grid(NamedTuple):
             )
         if shape.height % self.multiple or shape.width % self.multiple:
             raise ValueError(f"shape is {shape.width}x{shape.height} px; this LTX-2 needs multiples of {self.multiple}")
+        if min(shape.height, shape.width) < self.least_px:
+            raise ValueError(
+                f"shape is {shape.width}x{shape.height} px; the picture autoencoder of this LTX-2 needs {self.least_px} px"
+                " a side or more; raise shape.height and shape.width"
+            )
         if shape.sample_rate_hz != self.sample_rate_hz:
             raise ValueError(
                 f"shape.sample_rate_hz = {shape.sample_rate_hz}; this LTX-2's sound runs at {self.sample_rate_hz} Hz"
@@ -136,6 +149,12 @@ def _configured(kind: Any, folder: Path) -> Any:
     return kind.from_config(kind.load_config(str(folder)))
 
 
+def _mirrored(vae: torch.nn.Module) -> int:
+    """Latents that a convolution mirrors at a border; torch needs more than that to mirror."""
+    convolutions = [module for module in vae.modules() if isinstance(module, torch.nn.Conv3d)]
+    return max((int(each.padding[-1]) for each in convolutions if each.padding_mode == "reflect"), default=0)
+
+
 def _patch(config: Path) -> Triple:
     """Latents (F, H, W) of one token; those of every released transformer where its folder is not there."""
     sizes: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
@@ -147,7 +166,7 @@ def layout_key(grid: Grid, shape: ClipShape, mode: Mode, sizes: Mapping[str, Seq
     """What decides the tokens of both streams, in words, and how many they are.
 
     Text is attended to from the side and has a fixed, masked length, so it adds no tokens. A first frame takes the
-    place of tokens that are there anyway; a last frame and references are appended, clean, with coordinates of their
+    place of tokens that are there anyway; other keyframes and references are appended, clean, with coordinates of their
     own. Source: diffusers' LTX2ConditionPipeline and LTX2InContextPipeline.
     """
     (_, *video_FHW), (_, _, num_sounds) = grid.latent_shapes(shape)

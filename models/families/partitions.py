@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from data.conditions import MODES, Mode
+from data import conditions
+from data.conditions import Mode
 from models.families import family_of
 
 ORDINARY, WITH_REFERENCES = "transformer", "transformer_ref"
@@ -20,10 +21,14 @@ REFERENCE_MODES: tuple[Mode, ...] = ("ref2va",)
 
 def partitions_of(base: Path) -> dict[str, tuple[Mode, ...]]:
     """The transformers of the model in `base`, by folder, and the modes that each serves; raises as `family_of`."""
-    known = {ORDINARY: MODES}
-    if family_of(base) == "h3" and (base / WITH_REFERENCES).is_dir():
-        others: tuple[Mode, ...] = tuple(mode for mode in MODES if mode not in REFERENCE_MODES)
-        known = {ORDINARY: others, WITH_REFERENCES: REFERENCE_MODES}
+    from models.families import h3_layout  # not before: it loads diffusers
+
+    known = {ORDINARY: conditions.MODES}
+    if family_of(base) == "h3":
+        known = {ORDINARY: h3_layout.MODES}
+        if (base / WITH_REFERENCES).is_dir():
+            others: tuple[Mode, ...] = tuple(mode for mode in h3_layout.MODES if mode not in REFERENCE_MODES)
+            known = {ORDINARY: others, WITH_REFERENCES: REFERENCE_MODES}
     return {name: modes for name, modes in known.items() if (base / name).is_dir()}
 
 
@@ -32,10 +37,14 @@ def partition_for(base: Path, modes: Iterable[Mode]) -> str:
 
     Raises:
         RuntimeError: there is no model in `base`, or the transformer is not there.
-        ValueError: the modes are served by two.
+        ValueError: the modes are served by two, or the family has no such mode.
     """
+    from models.families import h3_layout  # not before: it loads diffusers
+
     known, found = partitions_of(base), dict[str, list[Mode]]()
     for mode in modes:
+        if family_of(base) == "h3":
+            h3_layout.check_mode(mode)
         name = next((name for name, served in known.items() if mode in served), None)
         if name is None:
             has = ", ".join(f"{name} for {' '.join(served)}" for name, served in known.items()) or "none"

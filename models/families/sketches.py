@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from data.conditions import KEYFRAMES, Mode
+from data.conditions import Mode, keyframes_of
 from data.records import ClipShape
 from models.families import family_of
 from models.threads import quiet_libraries
@@ -68,10 +68,10 @@ def sketch_of(base: Path) -> Sketch:
 def condition_sizes(
     mode: Mode, video_CFHW: tuple[int, ...], audio_SCT: tuple[int, ...], text: dict[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Sizes of text, keyframes and one reference like the clip itself."""
+    """Sizes of text, keyframes and one reference like the clip itself; of `kf2va` one keyframe."""
     result = {f"text/{name}": size for name, size in text.items()}
     channels, _, height, width = video_CFHW
-    result |= {f"keyframe/{name}": (channels, height, width) for name in KEYFRAMES.get(mode, ())}
+    result |= {f"keyframe/{name}": (channels, height, width) for name in keyframes_of(mode, (1.0,), 2)}
     if mode == "ref2va":
         result |= {"references/0/video": video_CFHW, "references/0/audio": audio_SCT}
     return result

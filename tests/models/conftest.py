@@ -18,13 +18,3 @@ def one_thread() -> None:
 @pytest.fixture
 def family(base: Path) -> Family:
     return load_family(base)
-
-
-@pytest.fixture(scope="session")
-def ltx2_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny LTX-2.3 with random weights."""
-    from models import tiny_ltx2
-
-    folder = tmp_path_factory.mktemp("zoo") / "tiny-ltx2"
-    tiny_ltx2.save(tiny_ltx2.build(3), folder)
-    return folder

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from data.conditions import MODES, Variant
+from data.conditions import Variant
 from data.records import ClipShape
 from data.world import scene
 from models.families import Encoders, Posterior, Reference, load_encoders
+from models.families.h3_layout import MODES
 
 SHAPE = ClipShape(num_frames=22, frame_rate=24, height=16, width=16, sample_rate_hz=8000)
 SCENES = [scene("new", seed, 22 / 24, 24, 16, 8000, "bounce") for seed in (3, 4)]

@@ -113,8 +113,8 @@ def test_a_shape_is_the_longest_on_the_grid_and_passes_the_check(
     ltx2.check(shape)
     assert shape.num_frames % 8 == 1
     assert shape.num_frames <= math.floor(duration_s * 24 + 0.5) < shape.num_frames + 8
-    assert abs(shape.height - max(32, height)) <= 16
-    assert abs(shape.width - max(32, width)) <= 16
+    assert abs(shape.height - max(64, height)) <= 16
+    assert abs(shape.width - max(64, width)) <= 16
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,20 @@ def test_a_shape_off_the_grid_is_refused_with_what_it_may_be(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         ltx2.check(SHAPE.model_copy(update={field: value}))
+
+
+def test_a_picture_that_could_not_be_decoded_is_refused_by_its_size(ltx2: LTX2Encoders) -> None:
+    small, least = (SHAPE.model_copy(update={"height": side}) for side in (32, 64))
+    latents = [torch.zeros(size) for size in ltx2.latent_shapes(small)]
+    with pytest.raises(RuntimeError, match=r"[Pp]adding"):
+        ltx2.decode(latents[0], latents[1], small)
+    with pytest.raises(ValueError, match=r"96x32 px; .* needs 64 px a side or more; raise shape\.height"):
+        ltx2.check(small)
+    ltx2.check(least)
+    latents = [torch.zeros(size) for size in ltx2.latent_shapes(least)]
+    assert ltx2.decode(latents[0], latents[1], least)[0].shape[1] == 64
+    unmirrored = ltx2.grid._replace(num_mirrored=0)  # as autoencoders whose borders are zeros
+    unmirrored.check(small)
 
 
 def test_a_clip_below_nine_frames_is_too_short(ltx2: LTX2Encoders) -> None:

@@ -29,7 +29,9 @@ from models.families.ltx2 import LTX2, sigma_at
 VERSIONS = ("2.0", "2.3")
 SHAPE = ClipShape(num_frames=17, frame_rate=24, height=64, width=96, sample_rate_hz=16000)
 CAPTION = "a red ball falls, and rings like a bell"
-TRAINED: tuple[Mode, ...] = ("t2va", "fl2va_first", "fl2va_last", "fl2va", "ref2va", "a2v", "v2a")
+TRAINED: tuple[Mode, ...] = ("t2va", "fl2va_first", "fl2va_last", "fl2va", "ref2va", "a2v", "v2a", "kf2va")
+BETWEEN = "5"
+"""Where the batches below have a keyframe in mode kf2va, beside the first one."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def batch_of(family: LTX2, mode: Mode, num_clips: int = 2, grid: tuple[int, int,
     """Clips of random latents in double precision, with real text."""
     texts = [family.encoders.encode_text(mode, CAPTION[: 9 + 9 * clip]) for clip in range(num_clips)]
     conditions = {f"text/{name}": torch.stack([text[name] for text in texts]) for name in texts[0]}
-    for number, name in enumerate(KEYFRAMES.get(mode, ())):
+    for number, name in enumerate(("first", BETWEEN) if mode == "kf2va" else KEYFRAMES.get(mode, ())):
         conditions[f"keyframe/{name}"] = randn(10 + number, num_clips, 8, *grid[1:])
     if mode == "ref2va":
         conditions["references/0/video"] = randn(20, num_clips, 8, 2, 2, 3)
@@ -94,7 +96,7 @@ def noisy_of(batch: Batch, sigma_video: float, sigma_audio: float) -> Noisy:
 def losses(family: LTX2, batch: Batch, noisy: Noisy, sign: float = 1.0) -> tuple[Tensor, Tensor]:
     """Mean squared errors of the velocities of picture and sound, without what is given."""
     velocities = family.velocities(batch, noisy)
-    num_given = family.num_given_frames(batch.mode)
+    num_given = family.num_given_frames(batch)
     errors = [
         sign * predicted - (clean - randn(seed, *clean.shape).to(clean))
         for predicted, clean, seed in zip(velocities, (batch.video_BCFHW, batch.audio_BSCT), NOISE, strict=True)
@@ -127,13 +129,16 @@ def by_hand(transformer: Any, pipe: Any, batch: Batch, sigma_video: float, sigma
     noise_audio = randn(NOISE[1], *batch.audio_BSCT.shape)[:, 0].transpose(1, 2)
     tokens = (1 - sigma_video) * clean + sigma_video * noise
     (_, num_tokens, _), given, where = tokens.shape, torch.zeros(clean.shape[1]), boxes((3, 2, 3))
-    if mode in ("fl2va_first", "fl2va"):
+    if mode in ("fl2va_first", "fl2va", "kf2va"):
         tokens = torch.cat([packed(batch.conditions["keyframe/first"][:, :, None]), tokens[:, 6:]], 1)
         given[:6] = 1
     appended: list[Tensor] = []
     if mode in ("fl2va_last", "fl2va"):
         appended = [batch.conditions["keyframe/last"][:, :, None]]
         where = where + [[(9 / 24, 10 / 24), *box[1:]] for box in boxes((1, 2, 3))]
+    if mode == "kf2va":
+        appended = [batch.conditions["keyframe/5"][:, :, None]]
+        where = where + [[(5 / 24, 6 / 24), *box[1:]] for box in boxes((1, 2, 3))]
     if mode == "ref2va":
         appended = [batch.conditions["references/0/video"], batch.conditions["references/1/image"]]
         where = where + boxes((2, 2, 3)) + boxes((1, 3, 2))
@@ -250,9 +255,9 @@ def test_generation_from_keyframes_equals_the_stock_pipeline(
     names = KEYFRAMES[cast(Mode, mode)] if mode in KEYFRAMES else ("first", "1", "last")
     asked = [LTX2VideoCondition(Image.fromarray(frames_FHWC[ends[name][0]]), ends[name][1]) for name in names]
     ours = {name: frames_FHWC[ends[name][0]] for name in names if name != "1"}
-    condition = encode_condition(family.encoders, CAPTION, **ours)
-    if "1" in names:
-        condition.arrays["keyframe/1"] = family.encoders.encode_keyframe(frames_FHWC[5])
+    between = {1: frames_FHWC[5]} if "1" in names else {}
+    condition = encode_condition(family.encoders, CAPTION, **ours, keyframes=between)
+    assert condition.mode == ("kf2va" if between else mode)
     made = family.generate(condition, SHAPE, SEED, STEPS)
     assert_equal_to_the_bit(made, stock(pipes[version], LTX2ConditionPipeline, conditions=asked))
     if "first" in names:
@@ -307,7 +312,7 @@ def distance(family: LTX2, batch: Batch, keyframe_of: int, clip: int) -> tuple[f
     shape = SHAPE.model_copy(update={"height": height, "width": width})
     video, audio = family.generate(Condition(batch.mode, arrays), shape, SEED, 8)
     errors = video - batch.video_BCFHW[clip], audio - batch.audio_BSCT[clip]
-    return float(errors[0][:, family.num_given_frames(batch.mode) :].square().mean()), float(errors[1].square().mean())
+    return float(errors[0][:, family.num_given_frames(batch) :].square().mean()), float(errors[1].square().mean())
 
 
 def overfit(family: LTX2, batch: Batch) -> None:
@@ -322,7 +327,7 @@ def overfit(family: LTX2, batch: Batch) -> None:
         video, audio = ((1 - s) * x + s * n for s, x, n in zip(sigmas, clean, noise, strict=True))
         velocities = family.velocities(batch, Noisy(video, audio, *sigmas, (0, 1)))
         errors = [v - (x - n) for v, x, n in zip(velocities, clean, noise, strict=True)]
-        loss = errors[0][:, :, family.num_given_frames(batch.mode) :].square().mean() + errors[1].square().mean()
+        loss = errors[0][:, :, family.num_given_frames(batch) :].square().mean() + errors[1].square().mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimiser.step()
@@ -433,8 +438,10 @@ def test_what_is_given_whole_must_be_clean(families: dict[str, LTX2]) -> None:
     [
         ("fl2va", "-keyframe/last", "first given, first and last needed"),
         ("t2va", "+keyframe/first", "mode t2va: first given, none needed"),
-        ("fl2va_first", "+keyframe/17", "keyframe/17 is not in frames 1 to 16"),
-        ("fl2va_first", "+keyframe/0", "frame 0 is keyframe/first"),
+        ("kf2va", "+keyframe/17", "keyframe/17 is not in frames 1 to 16"),
+        ("kf2va", "+keyframe/0", "frame 0 is keyframe/first"),
+        ("kf2va", "-keyframe/first -keyframe/5", "mode kf2va: none given, some needed"),
+        ("fl2va_first", "+keyframe/5", "mode fl2va_first: 5 and first given, first needed"),
         ("ref2va", "-references/0/video -references/1/image", "mode ref2va: none given"),
         ("t2va", "+references/0/image", "mode t2va: references/0/image given"),
         ("ref2va", "+references/2/audio", "references/2/audio: LTX-2 takes images and videos only"),

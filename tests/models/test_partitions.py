@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from data.conditions import MODES
+from data.conditions import MODES, Mode
 from data.records import ClipShape
 from data.world import scene
 from models import adapters, tiny_h3
@@ -48,13 +48,16 @@ def of_image(generator: Generator) -> Generation:
 
 
 def test_the_rule_follows_from_the_folders(base: Path, twofold: Path, ltx2_base: Path, tmp_path: Path) -> None:
-    assert partitions_of(base) == {"transformer": MODES}
+    modes: tuple[Mode, ...] = tuple(mode for mode in MODES if mode != "kf2va")
+    assert partitions_of(base) == {"transformer": modes}
     assert partitions_of(ltx2_base) == {"transformer": MODES}
     two = partitions_of(twofold)
-    assert two == {"transformer": tuple(mode for mode in MODES if mode != "ref2va"), "transformer_ref": ("ref2va",)}
+    assert two == {"transformer": tuple(mode for mode in modes if mode != "ref2va"), "transformer_ref": ("ref2va",)}
     assert partition_for(twofold, ["t2va", "fl2va", "a2v"]) == "transformer"
     assert partition_for(twofold, ["ref2va"]) == "transformer_ref"
-    assert partition_for(base, MODES) == partition_for(ltx2_base, MODES) == "transformer"
+    assert partition_for(base, modes) == partition_for(ltx2_base, MODES) == "transformer"
+    with pytest.raises(ValueError, match="MiniMax-H3 has no kf2va: it takes keyframes at the first and the last frame"):
+        partition_for(base, ["kf2va"])
     half = tmp_path / "half"
     (half / "transformer_ref").mkdir(parents=True)
     shutil.copy(twofold / "modular_model_index.json", half)

@@ -537,6 +537,11 @@ def test_what_the_family_cannot_do_is_refused_before_anything_is_encoded(
         run(config_of(tmp_path, base, clips, canvases={"a": {"area_px": 256, "durations_s": [0.2]}}))
     with pytest.raises(ValueError, match="modes"):
         config_of(tmp_path, base, clips, modes=())
+    with pytest.raises(ValueError, match=r"encode\.modes: h3 has no kf2va; it has t2va"):
+        run(config_of(tmp_path, base, clips, modes=("t2va", "kf2va")))
+    for places, said in (((0.0,), "mode fl2va_first"), ((0.5, 1.5), r"keyframes: 1\.5 is outside.*0 and 1")):
+        with pytest.raises(ValueError, match=said):
+            config_of(tmp_path, base, clips, modes=("kf2va",), keyframes=places)
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(supply.shutil, "disk_usage", lambda _: full)
     with pytest.raises(RuntimeError, match=r"latents need .* GB .* 1e-06 GB are free.*encode\.dtype"):

@@ -110,6 +110,10 @@ def test_ltx2_is_planned_by_its_size_where_the_latents_are_of_h3(config: Config,
     cost = planned(config.model_copy(update=other), "all")["costs"][1]
     assert cost["fits"]
     assert cost["memory_bytes"]["frozen copy"] > 0
+    text, middle = (planned(config.model_copy(update={**other, "mode": mode}), "all") for mode in ("t2va", "kf2va"))
+    assert middle["clip"]["num_rows"] == text["clip"]["num_rows"] + 6  # 2x3 latents of one keyframe
+    with pytest.raises(ValueError, match="MiniMax-H3 has no kf2va"):
+        planned(config.model_copy(update={**other, "base": config.base, "mode": "kf2va"}), "all")
     with pytest.raises(ValueError, match="are of h3, base is ltx2"):
         run(config.model_copy(update={"base": base}), "all")
 
