@@ -75,7 +75,12 @@ class Cropper:
         inside = picture_HWC[max(0, top) : max(0, bottom), max(0, left) : max(0, right), ::-1]
         face = np.full((bottom - top, right - left, 3), PAD_LEVEL, np.uint8)
         face[max(0, -top) :, max(0, -left) :][: inside.shape[0], : inside.shape[1]] = inside
-        return np.asarray(cv2.resize(face, (SIDE_PX, SIDE_PX)), np.uint8)
+        return resized(face)
+
+
+def resized(picture_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The picture at 224 px square, bilinear, whatever its shape was."""
+    return np.asarray(cv2.resize(picture_HWC, (SIDE_PX, SIDE_PX)), np.uint8)
 
 
 def cut(start: float, stop: float, border: int, length: int) -> tuple[int, int]:

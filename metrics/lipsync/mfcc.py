@@ -55,7 +55,9 @@ def sound_windows(cepstra_MC: NDArray[np.float64], num_windows: int) -> NDArray[
     needed = FRAMES_A_PICTURE * (num_windows - 1) + FRAMES_A_WINDOW
     if len(cepstra_MC) < needed:
         raise ValueError(f"{num_windows} windows need {needed} frames of cepstra; there are {len(cepstra_MC)}")
-    return np.lib.stride_tricks.sliding_window_view(cepstra_MC, FRAMES_A_WINDOW, axis=0)[::FRAMES_A_PICTURE][:num_windows]
+    return np.lib.stride_tricks.sliding_window_view(cepstra_MC, FRAMES_A_WINDOW, axis=0)[::FRAMES_A_PICTURE][
+        :num_windows
+    ]
 
 
 def positive(energy: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -129,7 +129,9 @@ def folded(body: nn.Sequential, top: nn.Sequential) -> nn.Sequential:
     parts = [*body, nn.Flatten(), *top]
     for part, after in zip(parts, [*parts[1:], nn.Identity()], strict=True):
         if isinstance(part, nn.Conv2d | nn.Conv3d | nn.Linear):
-            layers.append(merged(part, after if isinstance(after, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) else None))
+            layers.append(
+                merged(part, after if isinstance(after, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) else None)
+            )
         elif isinstance(part, nn.MaxPool2d | nn.MaxPool3d):
             kernel, stride, padding = (two(size) for size in (part.kernel_size, part.stride, part.padding))
             if kernel != (1, 1):
