@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import cast
+from typing import Any, cast
 
 import av
 import cv2
@@ -17,8 +17,8 @@ import numpy as np
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
-from scipy.signal import medfilt
 
+from metrics.lipsync.distances import median_filter
 from metrics.lipsync.faces import Track
 from metrics.lipsync.mfcc import RATE_HZ
 from metrics.lipsync.syncnet import SIDE_PX
@@ -63,7 +63,7 @@ class Cropper:
         if len(left) <= MEDIAN_FRAMES // 2:
             raise ValueError(f"a track of {len(left)} pictures cannot be smoothed; it takes {MEDIAN_FRAMES // 2 + 1}")
         raw = (np.maximum(bottom - top, right - left) / 2, (left + right) / 2, (top + bottom) / 2)
-        self._half_L, self._x_L, self._y_L = (medfilt(values, MEDIAN_FRAMES) for values in raw)
+        self._half_L, self._x_L, self._y_L = (median_filter(values, MEDIAN_FRAMES) for values in raw)
 
     def crop(self, picture_HWC: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
         """The face in picture `index` of the track, from an RGB picture; grey beyond its edges."""
@@ -102,13 +102,13 @@ class Jpeg:
         """The BGR picture after the round trip."""
         height, width = picture_HWC.shape[:2]
         if self._codec is None:
-            codec = cast(VideoCodecContext, av.CodecContext.create("mjpeg", "w"))
+            codec = av.CodecContext.create("mjpeg", "w")
             codec.width, codec.height, codec.pix_fmt = width, height, "yuvj420p"
             codec.framerate, codec.time_base = Fraction(FPS), Fraction(1, FPS)
             codec.thread_count = 1
             self._codec = codec
         frame = VideoFrame.from_ndarray(np.ascontiguousarray(picture_HWC), format="bgr24").reformat(format="yuvj420p")
-        data = b"".join(bytes(packet) for packet in self._codec.encode(frame))
+        data = b"".join(bytes(packet) for packet in cast("list[Any]", self._codec.encode(frame)))
         return np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), np.uint8)
 
 
@@ -123,11 +123,11 @@ def through_aac(sound_T: NDArray[np.int16]) -> NDArray[np.int16]:
     with av.open(stored, "w", format="mp4") as container:
         stream = container.add_stream("aac", rate=RATE_HZ, layout="mono")
         frame = av.AudioFrame.from_ndarray(sound_T[None], format="s16", layout="mono")
-        frame.sample_rate = RATE_HZ
+        frame.sample_rate, frame.pts, frame.time_base = RATE_HZ, 0, Fraction(1, RATE_HZ)  # or the lead-in is heard
         container.mux([*stream.encode(frame), *stream.encode(None)])
     stored.seek(0)
     resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE_HZ)
-    with av.open(stored) as container:
+    with av.open(stored, "r") as container:
         decoded = [part.to_ndarray()[0] for frame in container.decode(audio=0) for part in resampler.resample(frame)]
     heard = np.concatenate(decoded)[: len(sound_T)]
     return np.pad(heard, (0, len(sound_T) - len(heard)))

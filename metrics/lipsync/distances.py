@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.signal import medfilt
 from torch import Tensor
 
 from metrics.score import Score
@@ -72,8 +71,9 @@ def sync(distances_WK: NDArray[np.floating]) -> Sync:
     exact_WK = distances_WK.astype(np.float64)
     mean_K = exact_WK.mean(axis=0)
     compatible = reading(mean_K)
-    partner = np.arange(num_windows)[:, None] + np.arange(NUM_SHIFTS) - MAX_SHIFT
-    real = (partner >= 0) & (partner < num_windows)
+    window, shift = np.indices((num_windows, NUM_SHIFTS))
+    partner = window + shift - MAX_SHIFT
+    real: NDArray[np.bool_] = (partner >= 0) & (partner < num_windows)
     masked = too_few(num_windows)
     if num_windows > MAX_SHIFT:
         masked = reading((exact_WK * real).sum(axis=0) / real.sum(axis=0))
@@ -83,8 +83,14 @@ def sync(distances_WK: NDArray[np.floating]) -> Sync:
         masked=masked,
         num_windows=num_windows,
         at_edge=abs(best - MAX_SHIFT) == MAX_SHIFT,
-        confidence_W=np.asarray(medfilt(np.median(mean_K) - exact_WK[:, best], 9), np.float64),
+        confidence_W=median_filter(np.median(mean_K) - exact_WK[:, best], 9),
     )
+
+
+def median_filter(values_W: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """The median of the values around each, an odd number of them; beyond both ends are zeros, as in SciPy's medfilt."""
+    padded = np.pad(values_W, length // 2)
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, length), axis=1)
 
 
 def reading(mean_K: NDArray[np.float64]) -> Reading:

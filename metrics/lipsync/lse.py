@@ -100,7 +100,7 @@ class LipSync:
         )
 
 
-class Absent(Exception):  # noqa: N818 # no fault: it carries the reason why a clip has no number
+class Absent(Exception):  # no fault: it carries the reason why a clip has no number
     """Why a clip cannot be measured."""
 
 
@@ -131,16 +131,11 @@ def lip_sync(
     """
     if waveform_T.ndim != 1:
         raise ValueError(f"sound is {waveform_T.shape}; it must be (samples,), one channel at {RATE_HZ} Hz")
-    seen = Seen()
+    seen, scored, reason = Seen(), list[FaceSync](), ""
     try:
         scored = measure(seen.watched(frames), waveform_T, protocol, detector, network, jpeg=jpeg)
-        readings = {
-            rule: told(joined([face.sync.compatible for face in scored], rule), protocol) for rule in protocol.rules
-        }
-        masked = {rule: told(joined([face.sync.masked for face in scored], rule), protocol) for rule in protocol.rules}
-    except Absent as reason:
-        scored, readings = [], dict.fromkeys(protocol.rules, missing(str(reason)))
-        masked = dict(readings)
+    except Absent as absent:
+        reason = str(absent)
     covered = {frame for face in scored for frame in range(face.first, face.first + face.num_pictures)}
     used = None if protocol.whole_frame else detector
     return LipSync(
@@ -150,19 +145,23 @@ def lip_sync(
         detector=used.name if used else "whole frame" if protocol.whole_frame else "none",
         detector_sha256=used.weights_sha256 if used else "",
         jpeg=jpeg,
-        values=readings,
-        masked=masked,
+        values=by_rule([face.sync.compatible for face in scored], protocol, reason),
+        masked=by_rule([face.sync.masked for face in scored], protocol, reason),
         tracks=tuple(scored),
         num_frames=seen.num_frames,
         num_scored=len(covered),
     )
 
 
-def told(reading: Reading, protocol: Protocol) -> Reading:
-    """What the protocol tells of a reading."""
-    if not protocol.confidence_only or reading.lse_d.value is None:
-        return reading
-    return reading._replace(lse_d=Score.missing(f"protocol {protocol.name} tells the confidence alone"))
+def by_rule(readings: Sequence[Reading], protocol: Protocol, reason: str) -> dict[Rule, Reading]:
+    """What the protocol tells by each of its rules, or the reason why it tells nothing."""
+    result: dict[Rule, Reading] = {}
+    for rule in protocol.rules:
+        result[rule] = missing(reason) if reason else joined(readings, rule)
+        if protocol.confidence_only and not reason:
+            nothing = Score.missing(f"protocol {protocol.name} tells the confidence alone")
+            result[rule] = result[rule]._replace(lse_d=nothing)
+    return result
 
 
 @dataclass

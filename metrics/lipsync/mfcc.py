@@ -7,10 +7,10 @@ it, without its copy of every frame's window. T sample, M frame of 10 ms, W wind
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.fft import dct
 
 RATE_HZ = 16_000
 FRAME, HOP, FFT = 400, 160, 512
@@ -39,9 +39,9 @@ def mfcc(sound_T: NDArray[np.int16]) -> NDArray[np.float64]:
     padded = np.pad(emphasised, (0, (num_frames - 1) * HOP + FRAME - len(samples)))
     frames = np.lib.stride_tricks.sliding_window_view(padded, FRAME)[::HOP]
     power = np.square(np.abs(np.fft.rfft(frames, FFT))) / FFT
-    cepstra: NDArray[np.float64] = dct(np.log(positive(power @ filters().T)), type=2, axis=1, norm="ortho")
-    order = np.arange(NUM_CEPSTRA)
-    result = cepstra[:, :NUM_CEPSTRA] * (1 + LIFTER / 2 * np.sin(np.pi * order / LIFTER))
+    order = np.arange(NUM_CEPSTRA, dtype=np.float64)
+    waves = np.sqrt(2 / NUM_FILTERS) * np.cos(np.pi * np.outer(np.arange(NUM_FILTERS) + 0.5, order) / NUM_FILTERS)
+    result = np.log(positive(power @ filters().T)) @ waves * (1 + LIFTER / 2 * np.sin(np.pi * order / LIFTER))
     result[:, 0] = np.log(positive(power.sum(axis=1)))
     return result
 
@@ -68,7 +68,7 @@ def positive(energy: NDArray[np.float64]) -> NDArray[np.float64]:
 @functools.cache
 def filters() -> NDArray[np.float64]:
     """Triangles (26, 257) over the bins of the transform, evenly spaced in mel from 0 to 8000 Hz."""
-    mel = np.linspace(0, 2595 * np.log10(1 + RATE_HZ / 2 / 700), NUM_FILTERS + 2)
+    mel = np.linspace(0.0, 2595 * math.log10(1 + RATE_HZ / 2 / 700), NUM_FILTERS + 2)
     edges = np.floor((FFT + 1) * 700 * (10 ** (mel / 2595) - 1) / RATE_HZ)
     bins = np.arange(FFT // 2 + 1)
     left, middle, right = (edges[start : start + NUM_FILTERS, None] for start in range(3))

@@ -56,7 +56,7 @@ class S3FDNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.vgg = nn.ModuleList(vgg())
-        self.L2Norm3_3, self.L2Norm4_3, self.L2Norm5_3 = L2Norm(256, 10), L2Norm(512, 8), L2Norm(512, 5)
+        self.L2Norm3_3, self.L2Norm4_3, self.L2Norm5_3 = L2Norm(256, 10.0), L2Norm(512, 8.0), L2Norm(512, 5.0)
         self.extras = nn.ModuleList(
             [
                 nn.Conv2d(1024, 256, 1),

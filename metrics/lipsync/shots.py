@@ -7,6 +7,8 @@ H height, W width.
 
 from __future__ import annotations
 
+import itertools
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -56,4 +58,4 @@ class Cuts:
     def shots(self) -> list[tuple[int, int]]:
         """First frame of each shot and the one after its last."""
         edges = [0, *self._found, self.num_frames]
-        return list(zip(edges[:-1], edges[1:], strict=True))
+        return list(itertools.pairwise(edges))

@@ -217,7 +217,9 @@ def read_state(path: Path, net: nn.Module) -> dict[str, Tensor]:
     except Exception as error:  # what torch raises depends on how far it came
         raise RuntimeError(f"{path}: no file of weights ({type(error).__name__}); give the official file") from error
     if not isinstance(stored, Mapping):
-        raise RuntimeError(f"{path}: holds a {type(stored).__name__}, no state dict; give the official file")
+        raise RuntimeError(  # noqa: TRY004 # the file is wrong, not the call
+            f"{path}: holds a {type(stored).__name__}, no state dict; give the official file"
+        )
     found = cast("Mapping[str, Tensor]", stored)
     wanted = net.state_dict()
     counts = {name for name in wanted if name.endswith("num_batches_tracked")}
