@@ -267,6 +267,7 @@ def write_checkpoint(
         ended: Why the stage ended before its last step.
     """
     from models import adapters
+    from models.families.weights import save_transformer
 
     stage = module.stage
     adapters.dismiss(family)
@@ -275,7 +276,7 @@ def write_checkpoint(
         if stage.method == "lora":
             adapters.save(family, temporary / "pytorch_lora_weights.safetensors", {})
             adapters.merge(family)
-        family.save_transformer(temporary / "transformer")
+        save_transformer(family, temporary / "transformer")
         lines = [json.dumps(row, sort_keys=True) for row in module.curve]
         (temporary / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         record = {
