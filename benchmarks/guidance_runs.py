@@ -21,6 +21,7 @@ from data.latents import LatentStore
 from data.sampler import Sampler
 from data.stage import NoiseLevels, Stage
 from models.families import Batch, Family, Noisy
+from models.families.weights import save_transformer
 from models.flow_matching import CONDITIONS, PICTURE, SOUND, noise_of, noised, seed_of
 from models.loading import read_batch
 from models.objective import Levels, at, levels_of
@@ -77,7 +78,7 @@ def distilled(model: Path, teacher: Path, store: LatentStore, stage: Stage, fold
         torch.as_tensor(loss).backward()
         torch.nn.utils.clip_grad_norm_(student.transformer.parameters(), 1.0)
         optimiser.step()
-    student.save_transformer(folder / "transformer")
+    save_transformer(student, folder / "transformer")
     return folder
 
 

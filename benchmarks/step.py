@@ -125,12 +125,8 @@ def make_base(size: Size, folder: Path) -> None:
     if size.width:
         config = {**parts["transformer"].config, "hidden_size": size.width, "num_layers": size.num_blocks}
         config |= {"num_attention_heads": size.width // 64, "attention_head_dim": 64, "ffn_dim": 4 * size.width}
-        config |= {
-            "rope_freq_dim": 8,
-            "freq_dim": 256,
-            "time_embed_hidden_dim": size.width,
-            "time_embed_dim": size.width // 2,
-        }
+        config |= {"rope_freq_dim": 8, "freq_dim": 256}
+        config |= {"time_embed_hidden_dim": size.width, "time_embed_dim": size.width // 2}
         parts["transformer"] = type(parts["transformer"]).from_config(config)
     (tiny_h3 if size.family == "h3" else tiny_ltx2).save(parts, folder)
 
@@ -168,9 +164,8 @@ class Bare:
 
     def __init__(self, model: torch.nn.Module, inputs: dict[str, Any], running: Running, clock: Clock) -> None:
         self._model, self._inputs, self._running, self._clock = model, inputs, running, clock
-        self._parameters = list(model.parameters())
+        self._parameters, self._device = list(model.parameters()), next(model.parameters()).device
         self._optimiser = torch.optim.AdamW(self._parameters, lr=1e-5, betas=(0.9, 0.95), weight_decay=0)
-        self._device = self._parameters[0].device
         self._targets: list[torch.Tensor] = []
 
     def step(self) -> None:
@@ -223,8 +218,7 @@ class Turns:
         self.theirs.restart()
         if self._bare is None:
             model = self._copy.to(self._module.device).train()
-            blocks = self._blocks
-            parallel.prepare(model, blocks, self._running, mesh=None, compiled=self._compiled)
+            parallel.prepare(model, self._blocks, self._running, mesh=None, compiled=self._compiled)
             self._bare = Bare(model, self.inputs, self._running, self.theirs)
         torch.use_deterministic_algorithms(mode=False)  # ours are, and that is its own cost
         self._bare.step()

@@ -29,8 +29,6 @@ class StepBatch(NamedTuple):
     entries: tuple[str, ...]
     variants: tuple[str, ...]
     """How each entry is presented: all of one mode and one layout."""
-    weight: float = 1.0
-    """What the mean over these clips counts for in the mean over processes."""
 
 
 class DeckFacts(NamedTuple):
@@ -138,8 +136,7 @@ class Sampler:
 def share(batch: StepBatch, rank: int, world_size: int) -> StepBatch:
     """One process's part of a batch; all of them in order are the batch.
 
-    Its weight is such that the mean over processes of `weight` × (mean over the process's clips) is the mean over the
-    batch. A process that gets none computes the first clip at weight 0, so that it takes part in what all do together.
+    A process that gets none has the first clip, so that it takes part in what all do together; it does not count.
 
     Raises:
         ValueError: there is no such process.
@@ -149,8 +146,7 @@ def share(batch: StepBatch, rank: int, world_size: int) -> StepBatch:
     num_clips = len(batch.entries)
     first, end = rank * num_clips // world_size, (rank + 1) * num_clips // world_size
     part = slice(first, end) if end > first else slice(0, 1)
-    weight = world_size * (end - first) / num_clips
-    return batch._replace(entries=batch.entries[part], variants=batch.variants[part], weight=weight)
+    return batch._replace(entries=batch.entries[part], variants=batch.variants[part])
 
 
 def opened(stage: Stage) -> list[tuple[int, float]]:

@@ -26,6 +26,8 @@ from models.meters import Numbers, slow_ranks
 
 Row = Mapping[str, Any]
 MODALITIES = ("video", "audio")
+OWN = ("gradient/picture in and out", "gradient/sound in and out")
+"""Norms of the projections that serve one modality alone, by `models.families.sketches.Sketch.groups`."""
 NUM_BINS = 10
 """Noise levels are judged by tenths."""
 MIN_IN_BIN = 5
@@ -207,10 +209,13 @@ def gradient_band(rows: Sequence[Row], limits: Limits) -> list[Finding]:
 
 
 def imbalance(rows: Sequence[Row], limits: Limits) -> list[Finding]:
-    """Picture and sound drifting apart: the ratio of their losses, and of their gradients where rows have them."""
+    """Picture and sound drifting apart: the ratio of their losses, and of gradients where rows have them.
+
+    Each loss's own gradient of the weights that both share would take a second backward pass. What is compared is the
+    gradients of the projections in and out, which serve one modality alone; adapters leave them without any.
+    """
     findings: list[Finding] = []
-    for quantity in ("loss", "gradient_norm"):
-        names = tuple(f"{quantity}_{modality}" for modality in MODALITIES)
+    for quantity, names in (("loss", tuple(f"loss_{modality}" for modality in MODALITIES)), ("gradient", OWN)):
         pairs = [
             (float(row[names[0]]), float(row[names[1]])) for row in rows if row.get(names[0]) and row.get(names[1])
         ]
@@ -222,7 +227,7 @@ def imbalance(rows: Sequence[Row], limits: Limits) -> list[Finding]:
             behind = "sound" if last < first else "picture"
             findings.append(
                 Finding(
-                    name=f"{quantity.replace('_', ' ')} of picture and sound",
+                    name=f"{quantity} of picture and sound",
                     step=int(rows[-1]["step"]),
                     measured=f"ratio {first:.3g} at first, {last:.3g} now: drifted {drift:.3g} times",
                     limit=f"{limits.drift_factor:g} times",

@@ -20,8 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.budget import Activity, Parameters, Weight
-from models.families.sketches import Sketch
+from data.conditions import Mode
+from data.records import ClipShape
+from models.budget import Activity, Parameters, Setup, Weight
+from models.families.sketches import Sizes, Sketch
 from models.fused_kernels import ATTENTION, Fused
 
 Recompute = Literal["none", "blocks", "selective"]
@@ -219,3 +221,21 @@ def activity_of(
         forward_flops=one.forward_flops + rest * (two.forward_flops - one.forward_flops),
         backward_flops=one.backward_flops + rest * (two.backward_flops - one.backward_flops),
     )
+
+
+class Activities:
+    """What micro-batches hold and compute, each layout measured once for a way to run it."""
+
+    def __init__(self, sketch: Sketch) -> None:
+        self._sketch = sketch
+        self._known: dict[tuple[object, ...], Activity] = {}
+
+    def of(self, setup: Setup, layout: str, shape: ClipShape, mode: Mode, sizes: Sizes) -> Activity:
+        """Of one micro-batch of clips of a layout; arguments as `Sketch.layout` takes and gives them."""
+        rank, frozen = setup.lora_rank if setup.method == "lora" else None, setup.freeze_text_side
+        key = (layout, rank, frozen, setup.recompute, setup.micro_batch, setup.precision)
+        if key not in self._known:
+            dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(setup.precision, torch.bfloat16)
+            inputs = self._sketch.inputs(shape, mode, sizes, setup.micro_batch, dtype)
+            self._known[key] = activity_of(self._sketch, inputs, dtype, setup.recompute, rank, freeze_text_side=frozen)
+        return self._known[key]

@@ -11,6 +11,7 @@ from data.records import ClipShape
 from models import adapters
 from models.families import Family, Frames, Reference, Waveform, encode_condition, load_family
 from models.families.partitions import ORDINARY, partition_of, partitions_of, refuse_other
+from models.families.weights import load_transformer
 
 
 class Generation(NamedTuple):
@@ -69,7 +70,7 @@ class Generator:
             folder = checkpoint / "transformer"
             if not folder.is_dir():
                 raise RuntimeError(f"no transformer in {checkpoint}; run `soundstage train` first")
-            family.load_transformer(folder)
+            load_transformer(family, folder)
         if adapter is not None:
             adapters.load(family, adapter)
         return cls(family, shape, known[partition])

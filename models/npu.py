@@ -12,10 +12,11 @@ from lightning.fabric.utilities.distributed import (
     _init_dist_connection,  # pyright: ignore[reportPrivateUsage] # its strategies have no switch for it
 )
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from typing_extensions import override
 
 from models.accelerators import count, missing
+from models.sharding import Sharded
 
 BACKEND = "hccl"
 """Ascend's library of collective operations."""
@@ -109,12 +110,13 @@ class Unbound(ParallelStrategy):
         """See `Strategy`; Lightning takes a process group that is there as it is."""
         assert self.cluster_environment is not None
         npu().set_device(self.root_device)
-        timeout = cast(Any, self)._timeout  # noqa: SLF001 # both strategies keep it there
-        _init_dist_connection(self.cluster_environment, BACKEND, timeout=timeout)
+        kept = vars(self)  # where both strategies have them
+        backend = kept["_process_group_backend"] or BACKEND
+        _init_dist_connection(self.cluster_environment, backend, timeout=kept["_timeout"])
         super().setup_environment()
 
 
-class NPUModelParallelStrategy(Unbound, ModelParallelStrategy):
+class NPUModelParallelStrategy(Unbound, Sharded):
     """FSDP2."""
 
 

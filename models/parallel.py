@@ -92,8 +92,17 @@ def shard(transformer: nn.Module, blocks: list[str], running: Running, mesh: Dev
 
 
 def on_device(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The module where FSDP2 could not move it itself: a tensor of the CPU cannot become one of an NPU in place."""
-    return module.to(mesh.device_type) if mesh.device_type == "npu" else module
+    """The module, moved where FSDP2 could not: a tensor of the CPU cannot become one of an NPU in place.
+
+    What is sharded already stays where it is: it may be offloaded.
+    """
+    for part in module.modules() if mesh.device_type == "npu" else ():
+        for name, weight in list(part.named_parameters(recurse=False)):
+            if not isinstance(weight, DTensor):
+                setattr(part, name, nn.Parameter(weight.to(mesh.device_type), requires_grad=weight.requires_grad))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, buffer.to(mesh.device_type))
+    return module
 
 
 def full_precision_modules(transformer: nn.Module) -> list[nn.Module]:
@@ -181,9 +190,11 @@ def strategy_for(running: Running, world_size: int, timeout_s: float, device: to
     Raises:
         ValueError: several processes on a device with a number.
     """
-    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-    ddp, sharded = DDPStrategy, ModelParallelStrategy
+    from models.sharding import Sharded
+
+    ddp, sharded = DDPStrategy, Sharded
     if device.type == "npu":
         from models.npu import NPUDDPStrategy, NPUModelParallelStrategy
 

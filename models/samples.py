@@ -18,19 +18,21 @@ import lightning
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from data.conditions import NEED_SOUND, Mode, Variant
 from data.files import whole
 from data.latent_index import LatentRow
 from data.latents import LatentStore
 from data.media_write import write_mp4
-from models.families import Condition, Family, Frames
+from models.families import Condition, Encoders, Family, Frames, Waveform
 from models.ranks import Ranks
 
 Measure = Callable[[Frames, Frames], float | None]
 """Likeness of a sampled picture (second) to the real one; None where there is none."""
 Latents = tuple[Tensor, Tensor]
 NAME = "samples.json"
+CPU = torch.device("cpu")
 
 
 class Wanted(NamedTuple):
@@ -88,8 +90,22 @@ def undisturbed(module: torch.nn.Module) -> Generator[None]:
     finally:
         for part, was in zip(parts, training, strict=True):
             part.training = was
+            if isinstance(part, FSDPModule):  # without a backward pass the root stays whole, and rounded
+                part.reshard()
         random.setstate(known[0])
         np.random.set_state(known[1])  # noqa: NPY002
+
+
+@contextmanager
+def moved(encoders: Encoders, device: torch.device) -> Generator[None]:
+    """Autoencoders on a device, and where they were after; it keeps nothing of theirs."""
+    before = encoders.move(str(device))
+    try:
+        yield
+    finally:
+        encoders.move(before)
+        if device.type != "cpu":
+            torch.get_device_module(device).empty_cache()
 
 
 class Samples(lightning.Callback):
@@ -107,7 +123,8 @@ class Samples(lightning.Callback):
         num_inference_steps: Points of the schedule.
         first_step: Where the run continues; samples before the first step are taken at 0 alone.
         ranks: The processes of the run.
-        computing: The context that training computes in, of its precision.
+        computing: The context that training computes in, of its precision; decoding is in full precision.
+        device: Where training computes, and samples are decoded; the CPU once there was too little memory for it.
         measure: Likeness to the stored clip, decoded; None measures nothing.
         tell: Gets the step and the mean of the measures, on rank 0, for instance for the curve's sinks.
     """
@@ -124,13 +141,15 @@ class Samples(lightning.Callback):
         first_step: int,
         ranks: Ranks,
         computing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        device: torch.device = CPU,
         measure: Measure | None = None,
         tell: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
         self._family, self._store, self._wanted = family, store, tuple(wanted)
         self._folder, self._every, self._num_inference_steps = folder, every, num_inference_steps
         self._step, self._ranks, self._measure, self._tell = first_step, ranks, measure, tell
-        self._computing = computing
+        self._computing, self._device = computing, device
+        self._real: dict[str, Frames] = {}
         self._taken: int | None = None
         self._warned = False
 
@@ -153,9 +172,10 @@ class Samples(lightning.Callback):
         if self._taken == self._step:
             return
         self._taken = self._step
-        with undisturbed(self._family.transformer), self._computing():
+        with undisturbed(self._family.transformer):
             try:
-                latents = [self._generated(wanted) for wanted in self._wanted]
+                with self._computing():
+                    latents = [self._generated(wanted) for wanted in self._wanted]
             except RuntimeError as error:  # out of memory is no reason to lose what was trained
                 if self._ranks.size > 1:
                     raise  # the others may be waiting in a collective for ever
@@ -163,7 +183,7 @@ class Samples(lightning.Callback):
                 return
             if self._ranks.rank == 0:
                 try:
-                    self._write(latents)
+                    self._write(self._decoded(latents))
                 except Exception as error:  # noqa: BLE001 # whatever decoding or writing meets, training goes on
                     self._warn(error)
 
@@ -179,20 +199,35 @@ class Samples(lightning.Callback):
         condition = Condition(Variant.parse(wanted.variant).mode, arrays)
         return self._family.generate(condition, wanted.row.shape, wanted.seed, self._num_inference_steps)
 
-    def _write(self, latents: Sequence[Latents]) -> None:
-        """Decode, measure and write one time's folder, whole."""
-        encoders, scores = self._family.encoders, list[float]()
+    def _decoded(self, latents: Sequence[Latents]) -> list[tuple[Frames, Waveform]]:
+        """Pixels and sound of samples, and pixels of the clips that they are held against, which are kept."""
+        encoders, measured = self._family.encoders, self._wanted if self._measure is not None else ()
+        try:
+            with moved(encoders, self._device):
+                for wanted in measured:
+                    row = wanted.row
+                    if row.entry not in self._real:
+                        video, audio = (self._store.read(row, name).clone() for name in ("video", "audio"))
+                        self._real[row.entry] = encoders.decode(video, audio, row.shape)[0]
+                pairs = zip(self._wanted, latents, strict=True)
+                return [encoders.decode(*made, wanted.row.shape) for wanted, made in pairs]
+        except torch.OutOfMemoryError as error:
+            if self._device == CPU:
+                raise
+            self._device = CPU
+            warnings.warn(f"samples are decoded on the CPU from here on, which takes longer: {error}", stacklevel=2)
+        return self._decoded(latents)
+
+    def _write(self, decoded: Sequence[tuple[Frames, Waveform]]) -> None:
+        """Measure and write one time's folder, whole."""
+        rate_hz, scores = self._family.encoders.decoded_rate_hz, list[float]()
         records: list[dict[str, Any]] = []
         with whole(self._folder / f"step-{self._step:06d}") as temporary:
             temporary.mkdir()
-            for wanted, made in zip(self._wanted, latents, strict=True):
-                row, shape = wanted.row, wanted.row.shape
-                frames_FHWC, waveform_CT = encoders.decode(*made, shape)
-                video, audio = (self._store.read(row, name).clone() for name in ("video", "audio"))
-                real_FHWC, _ = encoders.decode(video, audio, shape)
-                path = temporary / f"{wanted.name}.mp4"
-                write_mp4(path, frames_FHWC, waveform_CT, row.frame_rate, encoders.decoded_rate_hz)
-                score = self._measure(real_FHWC, frames_FHWC) if self._measure is not None else None
+            for wanted, (frames_FHWC, waveform_CT) in zip(self._wanted, decoded, strict=True):
+                row, path = wanted.row, temporary / f"{wanted.name}.mp4"
+                write_mp4(path, frames_FHWC, waveform_CT, row.frame_rate, rate_hz)
+                score = self._measure(self._real[row.entry], frames_FHWC) if self._measure is not None else None
                 scores += [score] if score is not None else []
                 facts = {"entry": row.entry, "variant": wanted.variant, "seed": wanted.seed, "file": path.name}
                 records.append({**facts, "psnr_db": score})

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from data.world import STYLES
-from models.families import forget_place
+from models.families.weights import forget_place
 
 LATENT_CHANNELS, SOUND_CHANNELS = 24, 32
 """As in the released model, so that every shape contract is the real one."""

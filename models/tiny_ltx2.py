@@ -27,7 +27,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from models.families import forget_place
+from models.families.weights import forget_place
 
 Version = Literal["2.0", "2.3"]
 """2.3 projects text once for each modality, gates attention and extends the vocoder's bandwidth to 48 kHz."""

@@ -190,6 +190,7 @@ def measured_losses(
     from models.accelerators import device_of
     from models.difficulty import VERSION, losses_of_all
     from models.families import load_family
+    from models.families.weights import load_transformer
     from models.threads import use_one_thread
 
     use_one_thread()
@@ -201,7 +202,7 @@ def measured_losses(
             f"no transformer in {folder.parent}; run `soundstage train` first, or set plan.loss.checkpoint"
         )
     if draws.checkpoint is not None:
-        family.load_transformer(folder)
+        load_transformer(family, folder)
     counts = (draws.num_noise, draws.num_draws, draws.seed)
     weights = sha256(folder)
     identity = fingerprint_of([VERSION, weights, device.type, *counts])

@@ -118,9 +118,11 @@ class Planner:
     """Costs of training on a clip; what was measured on the meta device is remembered."""
 
     def __init__(self, sketch: Sketch, clip: Clip, machine: Machine) -> None:
+        from models.dry_run import Activities
+
         self._sketch, self._clip, self._machine = sketch, clip, machine
         self._parameters: dict[object, Parameters] = {}
-        self._activities: dict[object, Activity] = {}
+        self._measured = Activities(sketch)
 
     @property
     def limit_bytes(self) -> float:
@@ -139,20 +141,8 @@ class Planner:
 
     def activity(self, setup: Setup) -> Activity:
         """Of one micro-batch."""
-        import torch
-
-        from models.dry_run import activity_of
-
-        rank = setup.lora_rank if setup.method == "lora" else None
-        key = (rank, setup.freeze_text_side, setup.recompute, setup.micro_batch, setup.precision)
-        if key not in self._activities:
-            dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(setup.precision, torch.bfloat16)
-            clip = self._clip
-            inputs = self._sketch.inputs(clip.shape, clip.mode, clip.sizes, setup.micro_batch, dtype)
-            self._activities[key] = activity_of(
-                self._sketch, inputs, dtype, setup.recompute, rank, freeze_text_side=setup.freeze_text_side
-            )
-        return self._activities[key]
+        clip = self._clip
+        return self._measured.of(setup, clip.layout, clip.shape, clip.mode, clip.sizes)
 
     def memory(self, setup: Setup, devices: int) -> dict[str, int]:
         """Bytes of a device by part, with what is set aside."""

@@ -295,6 +295,7 @@ def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning,
         facts: The identity.
     """
     from models import adapters
+    from models.families.weights import save_transformer
 
     stage = module.stage
     adapters.dismiss(family)
@@ -303,7 +304,7 @@ def write_checkpoint(folder: Path, family: Family, module: SupervisedFineTuning,
         if stage.method == "lora":
             adapters.save(family, temporary / "pytorch_lora_weights.safetensors", {})
             adapters.merge(family)
-        family.save_transformer(temporary / "transformer")
+        save_transformer(family, temporary / "transformer")
         lines = [json.dumps(row, sort_keys=True) for row in module.curve]
         (temporary / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         record = {

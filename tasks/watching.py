@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from data.latents import LatentStore
-    from models.budget import Setup
+    from models.budget import Activity, Setup
+    from models.dry_run import Activities
     from models.families import Batch, Family, Frames
-    from models.families.sketches import Sketch
     from models.loading import Item
 
 MLFLOW = Path("data/store/mlflow")
@@ -71,19 +71,19 @@ class Watch(lightning.Callback):
         self._sinks: list[Sink] = []
         self._findings: Findings | None = None
         self._ranks: Ranks | None = None
-        self._flops: Flops | None = None
+        self._activities: Activities | None = None
         self._item: Item | None = None
         self._squares = Squares()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 # Lightning's signature
         """Have the module measure its gradients by groups."""
+        from models.dry_run import Activities
         from models.families.sketches import sketch_of
 
         module, sketch = cast(SupervisedFineTuning, pl_module), sketch_of(self._base)
         module.groups = gradients.groups_of(sketch.groups, sketch.units, sketch.num_blocks)
         module.log_every = self._watching.log_every
-        if self._watching.peak_tflops is not None:
-            self._flops = Flops(sketch, self._store, setup_of(module))
+        self._activities = Activities(sketch)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Everything that has to know the processes and where the run goes on."""
@@ -101,7 +101,7 @@ class Watch(lightning.Callback):
             self._ranks,
             module.device,
             log_every=watching.log_every,
-            flops=self._flops_of if self._flops else None,
+            flops=(lambda done: self._flops_of(module, done)) if watching.peak_tflops is not None else None,
             peak_tflops=watching.peak_tflops,
             memory_alert_share=watching.memory_alert_share,
             sharded=module.running.strategy == "fsdp2" and trainer.world_size > 1,
@@ -118,6 +118,7 @@ class Watch(lightning.Callback):
                 first_step=first_step,
                 ranks=self._ranks,
                 computing=lambda: parallel.computing(module.running, module.device),
+                device=module.device,
                 measure=psnr,
                 tell=lambda step, numbers: self._sampled(module, step, numbers),
             )
@@ -163,11 +164,22 @@ class Watch(lightning.Callback):
         for sink in self._sinks:
             sink.tell(step, numbers)
 
-    def _flops_of(self, done: Mapping[str, Any]) -> float:
+    def _flops_of(self, module: SupervisedFineTuning, done: Mapping[str, Any]) -> float:
         """Operations of a step, all processes together, without what is computed again."""
-        assert self._flops is not None
+        from models import budget
+
+        setup = setup_of(module).model_copy(update={"recompute": "none", "micro_batch": 1})
+        return float(budget.flops(self._activity(setup), setup) * done["num_clips"])
+
+    def _activity(self, setup: Setup) -> Activity:
+        """What a micro-batch of the last step's clips holds and computes."""
+        assert self._activities is not None
         assert self._item is not None
-        return self._flops.of(self._item) * float(done["num_clips"])
+        drawn, batch, index = self._item.drawn, self._item.batch, self._store.index
+        row = index.row(index.place(drawn.entries[0]))
+        layout = row.layouts[row.variants.index(drawn.variants[0])]
+        sizes = {name: tuple(array.shape[1:]) for name, array in batch.conditions.items()}
+        return self._activities.of(setup, layout, row.shape, batch.mode, sizes)
 
     def words(self) -> dict[str, str]:
         """The last reading in a few words, for the bar."""
@@ -204,10 +216,9 @@ class Watch(lightning.Callback):
         from models.families.sketches import sketch_of
 
         setup, sketch = setup_of(module), sketch_of(self._base)
-        costs = self._flops or Flops(sketch, self._store, setup)
         rank = setup.lora_rank if setup.method == "lora" else None
         parameters = parameters_of(sketch, rank, freeze_text_side=setup.freeze_text_side)
-        planned = sum(budget.memory(parameters, costs.activity(cast("Item", self._item)), setup, world_size).values())
+        planned = sum(budget.memory(parameters, self._activity(setup), setup, world_size).values())
         used = memory_of(module.device).peak_bytes
         ratio = budget.compare({"memory": planned}, {"memory": used})["memory"]
         return f"{self._name}: peak memory {used / 1e9:.2f} GB, planned {planned / 1e9:.2f} GB (ratio {ratio:.2f})"
@@ -253,42 +264,6 @@ class Squares:
     def means(self) -> dict[str, float]:
         """By modality; 1 where nothing was seen."""
         return {name: total / count if count else 1.0 for name, (total, count) in self._sums.items()}
-
-
-class Flops:
-    """Operations and memory of a clip, from blocks on the meta device; what was measured for a layout is remembered."""
-
-    def __init__(self, sketch: Sketch, store: LatentStore, setup: Setup) -> None:
-        self._sketch, self._store, self._setup = sketch, store, setup
-        self._known: dict[tuple[str, str], Any] = {}
-
-    def of(self, item: Item) -> float:
-        """Operations of one clip, forward and backward, without what is computed again."""
-        from models import budget
-
-        return float(budget.flops(self._measured(item, "none", 1), self._setup))
-
-    def activity(self, item: Item) -> Any:
-        """What one micro-batch of such clips holds, as it is run."""
-        return self._measured(item, self._setup.recompute, self._setup.micro_batch)
-
-    def _measured(self, item: Item, recompute: Any, num_clips: int) -> Any:
-        import torch
-
-        from models.dry_run import activity_of
-
-        index, mode = self._store.index, item.batch.mode
-        row = index.row(index.place(item.drawn.entries[0]))
-        layout = row.layouts[row.variants.index(item.drawn.variants[0])]
-        key = (f"{recompute} {num_clips}", layout)
-        if key not in self._known:
-            kind = {"fp16": torch.float16, "fp32": torch.float32}.get(self._setup.precision, torch.bfloat16)
-            sizes = {name: tuple(array.shape[1:]) for name, array in item.batch.conditions.items()}
-            inputs = self._sketch.inputs(row.shape, mode, sizes, num_clips, kind)
-            rank = self._setup.lora_rank if self._setup.method == "lora" else None
-            frozen = self._setup.freeze_text_side
-            self._known[key] = activity_of(self._sketch, inputs, kind, recompute, rank, freeze_text_side=frozen)
-        return self._known[key]
 
 
 def setup_of(module: SupervisedFineTuning) -> Setup:

@@ -164,6 +164,10 @@ class Encoders(Protocol):
         """
         ...
 
+    def move(self, device: str) -> str:
+        """Take the autoencoders to a device, and say where they were; the text side stays."""
+        ...
+
     def decode(self, video_CFHW: Tensor, audio_SCT: Tensor, shape: ClipShape) -> tuple[Frames, Waveform]:
         """Pixels (F, H, W, 3) and stereo sound of latents, cut to the clip's exact length; sound at `decoded_rate_hz`."""
         ...
@@ -224,14 +228,6 @@ class Family(Protocol):
         self, condition: Condition, shape: ClipShape, seed: int, num_inference_steps: int
     ) -> tuple[Tensor, Tensor]:
         """Latents of one generation: picture (C, F, H, W) and sound (S, C, T)."""
-        ...
-
-    def load_transformer(self, folder: Path) -> None:
-        """Take the transformer's weights from a checkpoint folder."""
-        ...
-
-    def save_transformer(self, folder: Path) -> None:
-        """Write the transformer in the layout `load_transformer` reads; same weights, same bytes."""
         ...
 
 
@@ -340,12 +336,3 @@ def load_family(
     from models.families.ltx2 import LTX2
 
     return LTX2(base, device=device, partition=partition, weights=weights, mapped=mapped)
-
-
-def forget_place(folder: Path) -> None:
-    """Take out of a part's configuration where it was loaded from: the same model has the same bytes anywhere."""
-    path = folder / "config.json"
-    if path.is_file():
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config.pop("_name_or_path", None)
-        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from data.conditions import KEYFRAMES, NEED_SOUND, Mode
 from data.records import ClipShape
-from models.families import Arrays, Batch, Condition, Encoders, Noisy, Velocities, forget_place
+from models.families import Arrays, Batch, Condition, Encoders, Noisy, Velocities
 from models.families.h3_layout import Grid, Layout, constant, packed, places_of, sketches
 from models.families.tensor_files import filled
+from models.families.weights import computes_on
 from models.flow_matching import noised, shifted
 
 PINNED: float = constant("keyframe_noise_aug")
@@ -83,11 +84,6 @@ class H3:
             self._encoders = H3Encoders(self._base, device=self._encoders_device)
         return self._encoders
 
-    @property
-    def _device(self) -> torch.device:
-        """Of the transformer, which training moves."""
-        return next(self.transformer.parameters()).device
-
     # -- the packed sequence -------------------------------------------------------------------------------------------
 
     def layout(
@@ -114,11 +110,11 @@ class H3:
             self._layouts[key] = packed(self.grid, mode, tags_BS[0], grid, num_audio, places)
         return self._layouts[key]
 
-    def _on_device(self, layout: Layout) -> dict[str, Tensor]:
-        """The fields of a layout where the transformer is; they stay on the CPU too, where timesteps are laid out."""
-        key = (id(layout), self._device)  # layouts are never forgotten, so a number stays theirs
+    def _on_device(self, layout: Layout, device: torch.device) -> dict[str, Tensor]:
+        """The fields of a layout on a device; they stay on the CPU too, where timesteps are laid out."""
+        key = (id(layout), device)  # layouts are never forgotten, so a number stays theirs
         if key not in self._fields:
-            self._fields[key] = {name: tensor.to(self._device) for name, tensor in layout.fields.items()}
+            self._fields[key] = {name: tensor.to(device) for name, tensor in layout.fields.items()}
         return self._fields[key]
 
     def video_rows(self, video_BCFHW: Tensor) -> Tensor:
@@ -154,10 +150,10 @@ class H3:
             hidden_states=video_BRC,
             audio_hidden_states=audio_BRC,
             encoder_hidden_states=text_BSD,
-            timestep=timestep.to(self._device),
-            timestep_indices=indices.to(self._device),
+            timestep=timestep.to(video_BRC.device),
+            timestep_indices=indices.to(video_BRC.device),
             return_dict=False,
-            **self._on_device(layout),
+            **self._on_device(layout, video_BRC.device),
         )
         return video[:, layout.num_condition_rows :], audio[:, layout.num_condition_audio_rows :]
 
@@ -220,13 +216,13 @@ class H3:
         """
         if condition.mode in NEED_SOUND:
             raise ValueError(f"mode {condition.mode} is for training only; generate from text, keyframes or references")
-        generator = torch.Generator().manual_seed(seed)
+        generator, device = torch.Generator().manual_seed(seed), computes_on(self.transformer)
         (num_channels, *grid), (_, num_audio_channels, num_audio) = self.grid.latent_shapes(shape)
-        conditions: Arrays = {name: array[None].to(self._device) for name, array in condition.arrays.items()}
+        conditions: Arrays = {name: array[None].to(device) for name, array in condition.arrays.items()}
         layout = self.layout(condition.mode, conditions, tuple(grid), num_audio)
         given = self.given(condition.mode, conditions, [generator])
-        video = self.video_rows(torch.randn(1, num_channels, *grid, generator=generator).to(self._device))
-        audio = torch.randn(2 * num_audio, num_audio_channels, generator=generator)[None].to(self._device)
+        video = self.video_rows(torch.randn(1, num_channels, *grid, generator=generator).to(device))
+        audio = torch.randn(2 * num_audio, num_audio_channels, generator=generator)[None].to(device)
         for scheduler in self._schedulers:
             scheduler.set_timesteps(num_inference_steps)
         text = conditions["text/rows"]
@@ -238,17 +234,6 @@ class H3:
             video = of_video.step(velocities[0], t_video, video, return_dict=False)[0]
             audio = of_audio.step(velocities[1], t_audio, audio, return_dict=False)[0]
         return self.video_latents(video, tuple(grid))[0], rearrange(audio, "1 (s t) c -> s c t", s=2)
-
-    # -- weights -------------------------------------------------------------------------------------------------------
-
-    def load_transformer(self, folder: Path) -> None:
-        """Take the transformer's weights from `folder` (diffusers layout), checking every key and shape."""
-        self.transformer.load_state_dict(filled(MiniMaxH3Transformer3DModel, folder).state_dict())
-
-    def save_transformer(self, folder: Path) -> None:
-        """Write the transformer to `folder` (diffusers layout)."""
-        cast(Any, self.transformer).to("cpu").save_pretrained(folder)
-        forget_place(folder)
 
 
 def latents(batch: Batch) -> list[tuple[str, Tensor]]:

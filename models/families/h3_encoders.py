@@ -121,6 +121,13 @@ class H3Encoders:
 
     # -- autoencoders --------------------------------------------------------------------------------------------------
 
+    def move(self, device: str) -> str:
+        """Take the autoencoders to a device, and say where they were; the text side stays."""
+        before, self._device = self._device, device
+        for part in self._media.values():
+            part.to(device)
+        return before
+
     @torch.no_grad()
     def encode_picture(self, frames_BFHWC: Frames, posterior: Posterior = "mode") -> Tensor:
         """Normalised picture latents (B, C, F, H, W)."""

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from data.conditions import KEYFRAMES, NEED_SOUND, Mode
 from data.records import ClipShape
-from models.families import Arrays, Batch, Condition, Encoders, Noisy, Velocities, forget_place
+from models.families import Arrays, Batch, Condition, Encoders, Noisy, Velocities
 from models.families.ltx2_encoders import LTX2Encoders, load_part, text_streams
 from models.families.ltx2_levels import sigma_at
 from models.families.tensor_files import filled
+from models.families.weights import computes_on
 
 TIMESTEPS = 1000
 """The network is told the noise level times this."""
@@ -90,15 +91,10 @@ class LTX2:
         """Autoencoders and text side; each part is loaded when first used."""
         return self._encoders
 
-    @property
-    def _device(self) -> torch.device:
-        """Of the transformer, which training moves."""
-        return next(self.transformer.parameters()).device
-
     @cached_property
     def _connectors(self) -> Any:
         """Those of 2.0, whose texts are stored in front of them: frozen, in the precision they encode in."""
-        return load_part(self._base, "connectors", f"{self._device}")
+        return load_part(self._base, "connectors", "cpu")
 
     # -- the two streams -----------------------------------------------------------------------------------------------
 
@@ -247,7 +243,8 @@ class LTX2:
         if condition.mode in NEED_SOUND:
             raise ValueError(f"mode {condition.mode} is for training only; generate from text, keyframes or references")
         (num_channels, *grid), (_, num_audio_channels, num_audio) = self.grid.latent_shapes(shape)
-        conditions: Arrays = {name: array[None].to(self._device) for name, array in condition.arrays.items()}
+        device = computes_on(self.transformer)
+        conditions: Arrays = {name: array[None].to(device) for name, array in condition.arrays.items()}
         given = self.given(condition.mode, conditions, grid, num_audio, shape.frame_rate)
         generator, num_tokens = torch.Generator().manual_seed(seed), given.places_B3R2.shape[2]
         if condition.mode == "t2va" and num_tokens == self.grid.tokens(grid):
@@ -258,8 +255,8 @@ class LTX2:
             width = num_channels * int(np.prod(self.grid.patch))
             video = torch.randn(1, num_tokens, width, generator=generator)[:, : self.grid.tokens(grid)]
             audio = torch.randn(1, num_audio, num_audio_channels, generator=generator)
-        video, audio = video.to(self._device), audio.to(self._device)
-        schedulers = [self._scheduled(num_inference_steps, num_tokens) for _ in "va"]
+        video, audio = video.to(device), audio.to(device)
+        schedulers = [self._scheduled(num_inference_steps, num_tokens, device) for _ in "va"]
         leading = given.leading_BRC
         for sigma, _ in zip(schedulers[0].sigmas.tolist(), schedulers[0].timesteps, strict=False):
             velocities = self.predict(video, audio, given, (sigma, sigma))
@@ -270,27 +267,16 @@ class LTX2:
         video = torch.cat([leading.to(video), video[:, leading.shape[1] :]], dim=1)
         return self.latents(video, grid)[0], rearrange(audio, "1 t c -> 1 c t")
 
-    def _scheduled(self, num_inference_steps: int, num_tokens: int) -> Any:
+    def _scheduled(self, num_inference_steps: int, num_tokens: int, device: torch.device) -> Any:
         """The stock scheduler at its start, shifted by the tokens of the picture's stream."""
         scheduler, config = copy.deepcopy(self._scheduler), self._scheduler.config
         named = ("base_image_seq_len", 1024), ("max_image_seq_len", 4096), ("base_shift", 0.95), ("max_shift", 2.05)
         shift = cast(Any, pipeline_ltx2).calculate_shift
         mu = shift(num_tokens, *(config.get(name, default) for name, default in named))
         levels = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
-        scheduler.set_timesteps(sigmas=levels, mu=mu, device=self._device)
+        scheduler.set_timesteps(sigmas=levels, mu=mu, device=device)
         scheduler.set_begin_index(0)
         return scheduler
-
-    # -- weights -------------------------------------------------------------------------------------------------------
-
-    def load_transformer(self, folder: Path) -> None:
-        """Take the transformer's weights from `folder` (diffusers layout), checking every key and shape."""
-        self.transformer.load_state_dict(filled(LTX2VideoTransformer3DModel, folder).state_dict())
-
-    def save_transformer(self, folder: Path) -> None:
-        """Write the transformer to `folder` (diffusers layout)."""
-        cast(Any, self.transformer).to("cpu").save_pretrained(folder)
-        forget_place(folder)
 
 
 def check_conditions(mode: Mode, conditions: Mapping[str, Tensor], num_frames: int) -> None:

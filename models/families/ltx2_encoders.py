@@ -114,6 +114,13 @@ class LTX2Encoders:
 
     # -- autoencoders --------------------------------------------------------------------------------------------------
 
+    def move(self, device: str) -> str:
+        """Take the autoencoders and the vocoder to a device, and say where they were; the text side stays."""
+        before, self._device = self._device, device
+        for part in (self._vae, self._audio_vae, self._vocoder):
+            part.to(device)
+        return before
+
     def encode_picture(self, frames_BFHWC: Frames, posterior: Posterior = "mode") -> Tensor:
         """Normalised picture latents (B, C, F, H, W), not packed."""
         return self._latents(self._pixels(frames_BFHWC), posterior)

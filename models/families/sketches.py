@@ -103,7 +103,8 @@ class H3Sketch(_OfConfiguration):
         "feed-forward": r"transformer_blocks\.\d+\.ff\.",
         "AdaLN": r"transformer_blocks\.\d+\.adaln_proj\.|time_embedder\.|norm_out\.",
         "text": r"context_embedder\.|token_refiner\.",
-        "in and out": r"(?:audio_)?proj_(?:in|out)\.",
+        "picture in and out": r"proj_(?:in|out)\.",
+        "sound in and out": r"audio_proj_(?:in|out)\.",
         "norms": r"transformer_blocks\.\d+\.norm",
     }
     units = r"transformer_blocks\.\d+|token_refiner\.refiner_blocks\.\d+"
@@ -172,7 +173,8 @@ class LTX2Sketch(_OfConfiguration):
         "feed-forward": r"transformer_blocks\.\d+\.(?:audio_)?ff\.",
         "AdaLN": r".*scale_shift|(?:audio_)?time_embed\.|av_cross_attn_|(?:audio_)?prompt_adaln\.",
         "text": r"(?:audio_)?caption_projection\.",
-        "in and out": r"(?:audio_)?proj_(?:in|out)\.",
+        "picture in and out": r"proj_(?:in|out)\.",
+        "sound in and out": r"audio_proj_(?:in|out)\.",
         "norms": r"transformer_blocks\.\d+\.\w*norm",
     }
     units = r"transformer_blocks\.\d+"

@@ -14,12 +14,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from models import accelerators
 from models.accelerators import able, device_of
+from models.families import load_encoders
 from models.running import Running
+from models.samples import moved
 from tests.models.test_parallel import LEVELS, assert_equal_to
 from tests.models.training_runs import result_of, run, stage_of, together
 
@@ -112,6 +115,29 @@ def trained(
     return result_of(work)
 
 
+def moving(bases: list[Path]) -> None:
+    """To an NPU, which here has no convolutions, and back."""
+    assert device_of("npu").type == "npu"
+    for base in bases:
+        encoders = load_encoders(base)
+        shape = encoders.shape(22 / 24, 64, 64)
+        latents = [torch.randn(size) for size in encoders.latent_shapes(shape)]
+        before = encoders.decode(*latents, shape)
+        parts = (
+            list[torch.nn.Module](encoders._media.values())
+            if encoders.name == "h3"
+            else [getattr(encoders, name) for name in ("_vae", "_audio_vae", "_vocoder")]
+        )
+        with moved(encoders, torch.device("npu:1")):
+            assert {weight.device for part in parts for weight in part.parameters()} == {torch.device("npu:1")}
+        after = encoders.decode(*latents, shape)
+        assert all(np.array_equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_autoencoders_go_to_a_device_and_come_back(base: Path, ltx2_base: Path, library: str) -> None:
+    together(1, with_npu, library, moving, [base, ltx2_base])
+
+
 @pytest.fixture(scope="module")
 def on_cpu(base: Path, store_folder: Path, tmp_path_factory: pytest.TempPathFactory, library: str) -> Any:
     return trained(base, store_folder, tmp_path_factory.mktemp("alone") / "cpu", 1, {}, "cpu", library)
@@ -126,6 +152,8 @@ def on_cpu(base: Path, store_folder: Path, tmp_path_factory: pytest.TempPathFact
         (1, "npu", {"precision": "fp16", "double": False}, 0.5),
         pytest.param(2, "npu", {"strategy": "ddp", "micro_batch": 1}, 1e-5, marks=pytest.mark.slow),
         (2, "npu", {"strategy": "fsdp2", "recompute": "blocks"}, 1e-5),
+        (2, "npu", {"strategy": "fsdp2", "offload": True}, 1e-5),
+        (2, "npu", {"strategy": "fsdp2", "offload": True, "double": False, "sampled": True}, 0.1),
     ],
 )
 def test_an_npu_trains_what_a_cpu_does(

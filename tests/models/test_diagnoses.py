@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from models import diagnoses
+from models import diagnoses, gradients
 from models.diagnoses import best_line, by_level, embedding_shape, judge, usual, watch_embedding
 from models.families import load_family
+from models.families.sketches import sketch_of
 from models.findings import Finding, Findings, Limits
 
 LIMITS = Limits()
@@ -132,8 +133,21 @@ def test_picture_and_sound_that_drift_apart_are_told_and_which_falls_behind() ->
     found = diagnoses.imbalance(rows_of(lambda s, n: 1.0 if n < 250 else 0.1, lambda s, n: 1.0), LIMITS)
     assert names(found) == ["loss of picture and sound"]
     assert "the sound falls behind" in found[0].advice
-    norms = {"gradient_norm_video": lambda n: 1.0 + n / 50, "gradient_norm_audio": lambda n: 1.0}
-    assert names(diagnoses.imbalance(rows_of(well, **norms), LIMITS)) == ["gradient norm of picture and sound"]
+    norms = dict(zip(diagnoses.OWN, (lambda n: 1.0 + n / 50, lambda n: 1.0), strict=True))
+    assert names(diagnoses.imbalance(rows_of(well, **norms), LIMITS)) == ["gradient of picture and sound"]
+
+
+def test_the_gradients_of_either_modality_are_those_that_training_writes_down(base: Path, ltx2_base: Path) -> None:
+    for folder in (base, ltx2_base):
+        sketch = sketch_of(folder)
+        groups = gradients.groups_of(sketch.groups, sketch.units, sketch.num_blocks)
+        model = sketch.build(1, "cpu")
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.full_like(parameter, 2.0 if name.startswith("audio_proj") else 1.0)
+        norms = gradients.norms(model.named_parameters(), groups)
+        for own, prefix, grad in zip(diagnoses.OWN, ("proj_", "audio_proj_"), (1, 2), strict=True):
+            size = sum(item.numel() for name, item in model.named_parameters() if name.startswith(prefix))
+            assert norms[own.removeprefix("gradient/")] == pytest.approx(grad * math.sqrt(size))
 
 
 def test_a_loss_that_stands_still_is_told_from_one_that_falls() -> None:

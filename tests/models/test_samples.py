@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from metrics.picture import psnr_db
 from models.families import Condition, Family, load_family
 from models.ranks import Ranks
 from models.samples import NAME, Samples, chosen, undisturbed
+from tests.models import training_runs
+from tests.models.training_runs import result_of, stage_of, together
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +198,57 @@ def test_a_failing_sample_warns_and_training_goes_on(base: Path, store: LatentSt
         callback.on_train_start(nothing, nothing)
     assert family.transformer.training
     assert not list(tmp_path.iterdir())
+
+
+def test_sharded_weights_are_after_samples_what_they_are_without(
+    base: Path, store_folder: Path, tmp_path: Path
+) -> None:
+    results: list[Any] = []
+    for sampled in (False, True):
+        running = {"strategy": "fsdp2", "precision": "bf16", "double": False, "sampled": sampled}
+        (work := tmp_path / f"{sampled}").mkdir()
+        together(2, training_runs.run, base, store_folder, work, stage_of(num_steps=2), running)
+        results.append(result_of(work)[0])
+    assert all(torch.equal(tensor, results[1][name]) for name, tensor in results[0].items())
+    assert any((tensor != tensor.bfloat16()).any() for tensor in results[1].values())
+
+
+class Recording:
+    """Encoders on a device without memory, or on one that has as much as the CPU."""
+
+    def __init__(self, encoders: Any, *, too_small: bool) -> None:
+        self._encoders, self._too_small = encoders, too_small
+        self.decoded_rate_hz, self.device, self.calls = encoders.decoded_rate_hz, "cpu", list[str]()
+
+    def move(self, device: str) -> str:
+        before, self.device = self.device, device
+        return before
+
+    def decode(self, *given: Any) -> Any:
+        self.calls.append(self.device)
+        if self._too_small and self.device != "cpu":
+            raise torch.OutOfMemoryError("no room")
+        return self._encoders.decode(*given)
+
+
+@pytest.mark.parametrize("too_small", [False, True])
+def test_decoding_is_where_training_is_or_on_the_cpu_and_real_clips_are_decoded_once(
+    base: Path, store: LatentStore, tmp_path: Path, sampled: Any, too_small: bool
+) -> None:
+    family: Any = load_family(base)
+    family._encoders = encoders = Recording(family.encoders, too_small=too_small)
+    callback = Samples(
+        family, store, chosen(store, 2, 7, ("t2va", "fl2va")), tmp_path, 1, 3, first_step=0, ranks=Ranks(),
+        device=torch.device("cuda"), measure=measure,
+    )  # fmt: skip
+    nothing: Any = None
+    with pytest.warns(UserWarning, match="decoded on the CPU.*no room") if too_small else nullcontext():
+        callback.on_train_start(nothing, nothing)
+    callback.on_train_batch_end(nothing, nothing, {"step": 0}, None, 0)
+    there = ["cuda", *["cpu"] * 6] if too_small else ["cuda"] * 6
+    assert (encoders.calls, encoders.device) == (there, "cpu")  # two real clips, two samples, two samples
+    for name in (NAME, "clip-3@small-t2va.mp4"):
+        assert sha256(tmp_path / "step-000000" / name) == sha256(sampled[2] / "step-000000" / name)
 
 
 def test_what_is_evaluated_comes_out_as_it_went_in_also_after_an_error() -> None:

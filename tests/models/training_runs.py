@@ -21,8 +21,10 @@ from data.latents import LatentStore
 from data.sampler import Sampler
 from data.stage import Stage
 from models import adapters, parallel
-from models.families import load_family
+from models.families import Condition, Family, load_family
+from models.families.weights import computes_on
 from models.running import Running
+from models.samples import undisturbed
 from models.sft import PLAIN, SupervisedFineTuning
 from tasks import training
 
@@ -56,10 +58,11 @@ def run(
 ) -> None:
     """Train in this process, alone or as one of several; the first writes `weights`, `curve` and `device` into `work`.
 
-    The last process kills itself in the forward pass of step `kill_at`.
+    The last process kills itself in the forward pass of step `kill_at`. With `sampled` in `running` the end is sampled.
     """
     torch.set_num_threads(1)
     family, store = load_family(base, mapped=running.pop("mapped", False)), LatentStore(store_folder)
+    sampled = running.pop("sampled", False)
     if stage.method == "lora":
         adapters.add(family, stage.lora_rank, 0)
     if running.pop("double", True):
@@ -70,11 +73,13 @@ def run(
     def noting() -> None:
         began()
         if module.trainer.is_global_zero:
-            (work / "device").write_text(str(next(module.transformer.parameters()).device))
+            (work / "device").write_text(str(computes_on(module.transformer)))
             with (work / "starts").open("a") as file:
                 file.write(f"{cast(Any, module.trainer).datamodule.first_step}\n")
 
     module.on_train_start = noting
+    if sampled:
+        module.on_train_end = lambda: sample(module, family, store)
     if kill_at is not None and os.environ["RANK"] == f"{int(os.environ['WORLD_SIZE']) - 1}":
         step = module.training_step
 
@@ -98,6 +103,15 @@ def run(
     if module.trainer.is_global_zero:
         safetensors.torch.save_file(weights, work / "weights.safetensors")
         (work / "curve.json").write_text(json.dumps(module.curve))
+
+
+def sample(module: SupervisedFineTuning, family: Family, store: LatentStore) -> None:
+    """Generate a clip while training, and see that it is one."""
+    row = store.index.row(0)
+    with undisturbed(family.transformer), parallel.computing(module.running, module.device):
+        made = family.generate(Condition("t2va", store.conditions(row, "t2va")), row.shape, 0, 2)
+    assert [latents.device.type for latents in made] == [module.device.type] * 2
+    assert all(bool(latents.isfinite().all()) for latents in made)
 
 
 def result_of(work: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""A report as `evaluate` would write it, for whoever judges, shows or registers one."""
+"""A curriculum as `plan` would write it, and a report as `evaluate` would, for verbs that read them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,26 @@ SUBSETS = {
     "reconstruction": (33.0, 5.0),
 }
 """PSNR and log-spectral distance of each kind of generation."""
+
+
+@pytest.fixture(scope="session")
+def curriculum(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the common store, each clip harder than the one before."""
+    from data.curriculum import Planned
+    from data.files import write_records
+    from data.latents import LatentStore
+
+    ranks = dict.fromkeys(("motion", "tokens", "cuts", "caption", "sound", "sync", "quality", "loss"))
+    planned = [
+        Planned(
+            entry=row.entry, clip_id=row.clip_id, source_id=row.source_id, group=row.group, bucket="small", **ranks,
+            difficulty=index / 5, review=False,
+        )
+        for index, row in enumerate(LatentStore(store_folder).index.rows())
+    ]  # fmt: skip
+    path = tmp_path_factory.mktemp("curriculum") / "curriculum.parquet"
+    write_records(path, planned, Planned)
+    return path
 
 
 def rows_of(gain_db: float, seed: int, clip_prefix: str) -> list[dict[str, str | float | None]]:

@@ -12,9 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from data.curriculum import Planned
-from data.files import sha256, write_records
-from data.latents import LatentStore
+from data.files import sha256
 from models.families.h3 import H3
 from models.families.tensor_files import TensorFiles
 from models.samples import Wanted
@@ -44,22 +42,13 @@ ALL = {
 
 
 @pytest.fixture
-def settings(base: Path, store_folder: Path, tmp_path: Path) -> dict[str, Any]:
+def settings(base: Path, store_folder: Path, curriculum: Path, tmp_path: Path) -> dict[str, Any]:
     """Two short stages over the shared latent store."""
-    ranks = dict.fromkeys(("motion", "tokens", "cuts", "caption", "sound", "sync", "quality", "loss"))
-    planned = [
-        Planned(
-            entry=row.entry, clip_id=row.clip_id, source_id=row.source_id, group=row.group, bucket="small", **ranks,
-            difficulty=index / 5, review=False,
-        )
-        for index, row in enumerate(LatentStore(store_folder).index.rows())
-    ]  # fmt: skip
-    write_records(tmp_path / "curriculum.parquet", planned, Planned)
     return {
         "seed": 0,
         "base": base,
         "latents": store_folder,
-        "curriculum": tmp_path / "curriculum.parquet",
+        "curriculum": curriculum,
         "checkpoints": tmp_path / "checkpoints",
         "work": tmp_path / "work",
         "accelerator": "cpu",

@@ -15,9 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from data.curriculum import Planned
-from data.files import sha256, write_records
-from data.latents import LatentStore
+from data.files import sha256
 from models.preemption import EXIT_PREEMPTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each run is four interpreters that import everything
@@ -26,21 +24,11 @@ NUM_STEPS = 60
 
 
 @pytest.fixture(scope="module")
-def settings(base: Path, store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def settings(base: Path, store_folder: Path, curriculum: Path) -> dict[str, Any]:
     """One stage for two processes."""
-    folder = tmp_path_factory.mktemp("train")
-    ranks = dict.fromkeys(("motion", "tokens", "cuts", "caption", "sound", "sync", "quality", "loss"))
-    planned = [
-        Planned(
-            entry=row.entry, clip_id=row.clip_id, source_id=row.source_id, group=row.group, bucket="small", **ranks,
-            difficulty=index / 5, review=False,
-        )
-        for index, row in enumerate(LatentStore(store_folder).index.rows())
-    ]  # fmt: skip
-    write_records(folder / "curriculum.parquet", planned, Planned)
     stage = {"conditions": {"t2va": 0.5, "fl2va": 0.5}, "num_steps": NUM_STEPS, "batch_size": 3, "learning_rate": 0.003}
     return {
-        "seed": 0, "base": str(base), "latents": str(store_folder), "curriculum": str(folder / "curriculum.parquet"),
+        "seed": 0, "base": str(base), "latents": str(store_folder), "curriculum": str(curriculum),
         "accelerator": "cpu", "strategy": "ddp", "precision": "fp32", "recompute": "none", "micro_batch": 1,
         "save_every": 5, "launch": {"processes_per_node": 2, "max_restarts": 1},
         "stages": {"only": {**stage, "guidance": {"form": "none"}}},

@@ -71,6 +71,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex getCurrentDevice() const override { return current; }
   void setCurrentDevice(c10::DeviceIndex index) const override { current = index; }
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void*) const override { return true; }  // or FSDP2 would pin its shards anew, away from its own
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto data = memory.allocate(bytes);
     std::memcpy(data.mutable_get(), storage.data(), std::min(bytes, storage.nbytes()));

@@ -64,6 +64,8 @@ npu.memory_reserved = lambda chosen=None: 7
 npu.max_memory_reserved = lambda chosen=None: 9
 npu.mem_get_info = lambda chosen=None: (100, 109)
 npu.manual_seed_all = lambda seed: None
+npu.get_rng_state = lambda chosen=None: torch.zeros(1)
+npu.set_rng_state = lambda state, chosen=None: None
 npu._is_in_bad_fork = lambda: False
 
 torch.utils.rename_privateuse1_backend("npu")
