@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from data.files import sha256
+from data.latents import LatentStore
 from models.families.h3 import H3
 from models.families.tensor_files import TensorFiles
 from models.samples import Wanted
