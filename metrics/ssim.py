@@ -5,6 +5,7 @@ Legend: H height, W width, C colours; a picture is (H, W) or (H, W, C) and its v
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import cv2
@@ -49,8 +50,21 @@ def smallest_px(convention: Convention) -> int:
 
 def picture_ssim(reference: NDArray[np.uint8], distorted: NDArray[np.uint8], convention: Convention) -> float:
     """SSIM of one picture; its sides are at least `smallest_px`."""
+    total, count = 0.0, 0
+    for values in strips(reference, distorted, convention):
+        total, count = total + float(values.sum()), count + values.size
+    return total / count
+
+
+def strips(
+    reference: NDArray[np.uint8], distorted: NDArray[np.uint8], convention: Convention
+) -> Iterator[NDArray[np.float32] | NDArray[np.float64]]:
+    """SSIM of every window, a strip of the picture at a time."""
     if convention == "ffmpeg":
-        return boxes_ssim(reference, distorted)
+        for top in range(0, len(reference) - 7, STRIP_ROWS):
+            rows = slice(top, top + STRIP_ROWS + 4)
+            yield boxes_ssim(reference[rows], distorted[rows])
+        return
     window = WINDOWS[convention]
     radius = len(window.weights) // 2
     if window.mirrored:
@@ -58,12 +72,9 @@ def picture_ssim(reference: NDArray[np.uint8], distorted: NDArray[np.uint8], con
         reference, distorted = (
             np.asarray(cv2.copyMakeBorder(item, *border), np.uint8) for item in (reference, distorted)
         )
-    total, count = 0.0, 0
     for top in range(0, len(reference) - 2 * radius, STRIP_ROWS):
         rows = slice(top, top + STRIP_ROWS + 2 * radius)
-        values = strip_ssim(reference[rows], distorted[rows], window)
-        total, count = total + float(values.sum()), count + values.size
-    return total / count
+        yield strip_ssim(reference[rows], distorted[rows], window)
 
 
 def strip_ssim(x: NDArray[np.uint8], y: NDArray[np.uint8], window: Window) -> NDArray[np.float32]:
@@ -110,27 +121,23 @@ def local_mean(picture: NDArray[np.float32], window: Window) -> NDArray[np.float
     return blurred[radius:-radius, radius:-radius]
 
 
-def boxes_ssim(x: NDArray[np.uint8], y: NDArray[np.uint8]) -> float:
-    """SSIM over boxes of 8x8 px, every 4 px, as FFmpeg's filter has it for one plane."""
+def boxes_ssim(x: NDArray[np.uint8], y: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """SSIM of every box of 8x8 px, every 4 px, as FFmpeg's filter has it for one plane."""
     height, width = len(x) // 4 * 4, x.shape[1] // 4 * 4
-    x, y = x[:height, :width], y[:height, :width]
-    mean_x, mean_y = box_sums(x), box_sums(y)
-    product = box_sums(np.asarray(cv2.multiply(x, y, dtype=cv2.CV_16U), np.uint16))
-    apart = np.asarray(cv2.absdiff(x, y), np.uint8)
-    squares = box_sums(np.asarray(cv2.multiply(apart, apart, dtype=cv2.CV_16U), np.uint16))  # of the difference
-    squares += 2 * product
-    both = mean_x * mean_y
-    powers = mean_x * mean_x
-    powers += mean_y * mean_y
-    luminance = (2 * both + FFMPEG_C1) / (powers + FFMPEG_C1)
-    structure = (2 * (64 * product - both) + FFMPEG_C2) / (64 * squares - powers + FFMPEG_C2)
-    return float((luminance * structure).mean())
+    left, right = (item[:height, :width].astype(np.float32) for item in (x, y))
+    mean_x, mean_y, product = box_sums(left), box_sums(right), box_sums(left * right)
+    left -= right
+    squares = box_sums(np.multiply(left, left, out=left))
+    both, powers = mean_x * mean_y, mean_x * mean_x + mean_y * mean_y
+    variances = 64 * (squares + 2 * product) - powers
+    result = (2 * both + FFMPEG_C1) * (2 * (64 * product - both) + FFMPEG_C2)
+    result /= (powers + FFMPEG_C1) * (variances + FFMPEG_C2)
+    return result
 
 
-def box_sums(picture: NDArray[np.uint8] | NDArray[np.uint16]) -> NDArray[np.float64]:
-    """Sums over 8x8 px every 4 px; exact, since a 4x4 sum of 16-bit values fits single precision."""
-    levels = picture.astype(np.float32)
-    size = (picture.shape[1] // 4, picture.shape[0] // 4)
-    quarter = np.asarray(cv2.resize(levels, size, interpolation=cv2.INTER_AREA), np.float64) * 16
+def box_sums(values: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Sums over 8x8 px every 4 px; exact, since a 4x4 sum of products of 8-bit levels fits single precision."""
+    size = (values.shape[1] // 4, len(values) // 4)
+    quarter = np.asarray(cv2.resize(values, size, interpolation=cv2.INTER_AREA), np.float64) * 16
     pairs = quarter[1:] + quarter[:-1]
     return pairs[:, 1:] + pairs[:, :-1]

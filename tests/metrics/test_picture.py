@@ -19,7 +19,7 @@ from torchmetrics.functional.image import peak_signal_noise_ratio as torch_psnr
 from torchmetrics.functional.image import structural_similarity_index_measure as torch_ssim
 
 from metrics.picture import PictureMeter, luma, psnr_db, ssim
-from metrics.ssim import Convention
+from metrics.ssim import Convention, picture_ssim
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "assets/eval/psnr_ssim_golden.json").read_text())
 
@@ -191,3 +191,17 @@ def test_more_noise_more_blur_and_swapped_colours_score_worse(seed: int, small: 
             assert high is not None
             assert low is not None
             assert high > low, convention
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (11, 9), (75, 40), (76, 43), (140, 23)])
+def test_boxes_every_four_pixels_are_all_counted_once(height: int, width: int) -> None:
+    pair = np.random.default_rng(height).integers(0, 256, (2, height, width)).astype(np.uint8)
+    expected = []
+    for top in range(0, height // 4 * 4 - 7, 4):
+        for left in range(0, width // 4 * 4 - 7, 4):
+            x, y = (item[top : top + 8, left : left + 8].astype(int) for item in pair)
+            s1, s2, both = int(x.sum()), int(y.sum()), int((x * y).sum()) * 64
+            squares = int((x * x + y * y).sum()) * 64
+            above = (2 * s1 * s2 + 416) * (2 * (both - s1 * s2) + 235963)
+            expected.append(above / (s1 * s1 + s2 * s2 + 416) / (squares - s1 * s1 - s2 * s2 + 235963))
+    assert picture_ssim(*pair, "ffmpeg") == pytest.approx(np.mean(expected), abs=1e-12)
