@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from metrics.score import Score
 from metrics.spectra import lsd_db
-from metrics.waveforms import SILENT_BELOW_DB, Waveform, level_db, why_not
+from metrics.waveforms import SILENT_BELOW_DB, Waveform, decibels, level_db, moments, why_not
 
 MAX_BALANCE_DB = 40.0
 """A channel this much quieter than the other is as good as silent; caps the placement of hard-panned sound."""
@@ -43,7 +43,7 @@ def channel_r(stereo_CT: Waveform) -> Score:
     if reason := why_not_stereo(stereo_CT, stereo_CT):
         return reason
     for name, side_T in zip(("left", "right"), stereo_CT, strict=True):
-        if level_db(side_T - side_T.mean()) < SILENT_BELOW_DB:
+        if decibels(moments(side_T)[1]) < SILENT_BELOW_DB:
             return Score.missing(f"its {name} side is silent (below {SILENT_BELOW_DB:g} dB full scale)")
     left, right = (side_T - side_T.mean(dtype=np.float64) for side_T in stereo_CT)
     return Score(float(left @ right / np.sqrt((left @ left) * (right @ right))))
