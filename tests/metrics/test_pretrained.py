@@ -44,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, projection_dim=8
     )
     path = tmp_path_factory.mktemp("clap")
-    ClapModel(ClapConfig(text_config=text.to_dict(), audio_config=audio.to_dict(), projection_dim=8)).save_pretrained(path)
+    ClapModel(ClapConfig(text_config=text.to_dict(), audio_config=audio.to_dict(), projection_dim=8)).save_pretrained(
+        path
+    )
     words = Tokenizer(WordLevel({"<s>": 0, "<pad>": 1, "<unk>": 2, "bell": 3, "voice": 4}, unk_token="<unk>"))
     words.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", unk_token="<unk>").save_pretrained(path)
