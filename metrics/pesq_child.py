@@ -1,19 +1,21 @@
 """The process PESQ runs in: its C code can end the interpreter, so ours is never the one at risk.
 
-`python -m metrics.pesq_child PAIRS.npz FIRST`: scores the pairs from number FIRST on, one JSON line each.
+`python -m metrics.pesq_child FOLDER FIRST COUNT RATE_HZ MODE`: scores the pairs FIRST.npy … up to number COUNT, each
+(2, T) reference and degraded, one JSON line each.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-def score(rate_hz: int, reference: NDArray[np.float64], degraded: NDArray[np.float64], mode: str) -> dict[str, Any]:
+def score(rate_hz: int, reference: NDArray[np.float32], degraded: NDArray[np.float32], mode: str) -> dict[str, Any]:
     """The score, or the library's reason in words."""
     import pesq
 
@@ -31,14 +33,12 @@ def score(rate_hz: int, reference: NDArray[np.float64], degraded: NDArray[np.flo
 
 def main() -> None:
     """Answer line by line, so that the parent knows which pair ended us."""
-    path, first = sys.argv[1], int(sys.argv[2])
-    with np.load(path, allow_pickle=False) as pairs:
-        for number in range(first, int(pairs["num_pairs"])):
-            result = score(
-                int(pairs["rate_hz"]), pairs[f"reference_{number}"], pairs[f"degraded_{number}"], str(pairs["mode"])
-            )
-            sys.stdout.write(json.dumps(result) + "\n")
-            sys.stdout.flush()
+    folder, first, count, rate_hz, mode = sys.argv[1:]
+    for number in range(int(first), int(count)):
+        reference, degraded = np.load(Path(folder) / f"{number}.npy", allow_pickle=False)
+        result = score(int(rate_hz), reference, degraded, mode)
+        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
