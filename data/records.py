@@ -290,12 +290,22 @@ class Report(Frozen):
 
 
 class Check(Frozen):
-    """One limit of the gate."""
+    """One rule of the gate, with its number and how sure it is."""
 
     name: str
     measured: str
     limit: str
     passed: bool
+    decided: bool = True
+    """False where clips, sources, raters or a value are missing; such a rule is not passed."""
+    value: float | None = None
+    """What is held against the limit, in the metric's unit."""
+    p_value: float | None = None
+    """One-sided, corrected as `correction` says; None where nothing is tested."""
+    num_items: int = 0
+    num_sources: int = 0
+    num_attempted: int = 0
+    correction: str = ""
 
 
 class Verdict(Frozen):
@@ -306,6 +316,8 @@ class Verdict(Frozen):
     checkpoint_sha256: str
     passed: bool
     checks: tuple[Check, ...]
+    statement: str = ""
+    """How often a model that should not pass does."""
     champion: str | None
     """`soundstage-tiny-h3 version 3` where there was one to beat."""
 

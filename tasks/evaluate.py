@@ -33,7 +33,6 @@ from tasks.generations import (
     choose_clips,
     crossfade,
     partner_of,
-    spread,
     tuned_jobs,
 )
 
@@ -85,6 +84,10 @@ class Config(Frozen):
     """Group the base model knew already: the page shows what of it was forgotten."""
     num_shown: int = Field(default=8, ge=0)
     """Clips with videos on the page; each has four inside it, up to 90 kB a video at the tiny size."""
+    worst_by: str = "psnr_db"
+    """Metric that finds the worst clips: half of those shown, and first on the page."""
+    champion: Path | None = None
+    """Folder of the champion's report, whose videos of the same clips are shown beside."""
     num_workers: int = Field(default=2, ge=1, le=2)
     """1 generates in this process; 2 with one process a model. The result does not depend on it."""
     max_generation_s: float = Field(default=36000, gt=0)
@@ -115,7 +118,7 @@ def run(config: Config) -> Report:
     report = measure(config, clips, cache, facts)
     from tasks.report import write_page
 
-    shown = shown_clips(clips, config)
+    shown = shown_clips(clips, config, report)
     with whole(config.report) as temporary:
         (temporary / "media").mkdir(parents=True)
         (temporary / "report.json").write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -271,11 +274,14 @@ def measure(config: Config, clips: Sequence[Clip], cache: Cache, facts: dict[str
     )
 
 
-def shown_clips(clips: Sequence[Clip], config: Config) -> list[Clip]:
-    """The clips on the page: from different sources, most from the learned group, which comes first."""
-    chosen = choose_clips(clips, config.group_shares, config.num_shown, config.seed)
-    order = {clip.clip_id: number for number, clip in enumerate(spread(chosen, config.seed))}
-    return sorted(chosen, key=lambda clip: (clip.group != config.learned_group, clip.group, order[clip.clip_id]))
+def shown_clips(clips: Sequence[Clip], config: Config, report: Report) -> list[Clip]:
+    """The clips on the page: half of them the worst, the rest from different sources and most of the learned group."""
+    from tasks.report import worst_first
+
+    worst = worst_first(report, config.worst_by)[: config.num_shown // 2]
+    others = [clip for clip in clips if clip.clip_id not in worst]
+    chosen = choose_clips(others, config.group_shares, config.num_shown - len(worst), config.seed)
+    return [*(clip for clip in clips if clip.clip_id in worst), *chosen]
 
 
 def write_media_files(config: Config, shown: Sequence[Clip], cache: Cache, folder: Path) -> None:
@@ -314,6 +320,8 @@ def page_of(config: Config, shown: Sequence[Clip]) -> Page:
         learned_group=config.learned_group,
         kept_group=config.kept_group,
         shown=tuple(shown),
+        worst_by=config.worst_by,
+        champion=config.champion,
         checkpoints=config.checkpoints,
         splits=config.splits,
         rejects=tuple(row for path in config.rejects if path.is_file() for row in read_records(path, Reject)),

@@ -1,24 +1,24 @@
-"""Judges a report: fixed limits, then no loss against the champion; a model that fails stops the line.
+"""Judges a report: fixed limits, then the champion, with a stated rate of errors; a model that fails stops the line.
 
 soundstage gate min_right_swapped_gap_db=6
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import Field
+
 from data.files import sha256, write_text
-from data.records import Check, Comparison, Frozen, GateFailed, MetricValue, Report, Verdict
-from metrics.statistics import Interval, paired_difference
-from tasks import tracking
+from data.opinions import Opinions
+from data.records import Check, GateFailed, Report, Verdict
+from tasks import gating, tracking
 from tasks.champion import Champion, find_opponent
-
-SIGNS = {"psnr_db": 1, "ssim": 1, "lsd_db": -1}
-"""Metrics a champion may not be lost against: +1 where higher is better."""
+from tasks.gating import TUNED, Limit, judge, paired
 
 
-class Config(Frozen):
+class Config(gating.Strictness):
     """Limits a model must keep."""
 
     report: Path
@@ -42,26 +42,38 @@ class Config(Frozen):
     kept_group: str = "base"
     """Group the base model knew already, on which forgetting is judged; no check where the report lacks it."""
     require_better: tuple[str, ...] = ("psnr_db", "ssim", "lsd_db")
-    """Metrics in which the tuned model must beat the base on `learned_group`, its whole 95 % interval beyond zero:
-    a lower training loss is no proof, since a model with a flipped velocity sign trains to the same loss."""
-    min_right_swapped_gap_db: float = 4.0
+    """Metrics in which the tuned model must surely beat the base on `learned_group`: a lower training loss is no proof,
+    since a model with a flipped velocity sign trains to the same loss."""
+    min_right_swapped_gap_db: float | None = 4.0
     """How many dB of PSNR a clip's own keyframes must be worth over another clip's. A model that ignores its
-    conditions shows 0; 4 dB is what the project asks of a model that has learned to follow them. The whole interval
-    must lie above 0 too, unless this limit is negative: then above it, so that a trial can let any model pass."""
+    conditions shows 0; 4 dB is what the project asks of a model that has learned to follow them. The gap must surely be
+    above 0 too. None lets any model pass."""
     require_beats_crossfade: bool = True
-    """Whether PSNR of the middle half must beat a cross-fade of the two keyframes: one that does not has learned no
-    motion. Beside its keyframes a cross-fade is nearly right by construction; in between it is where motion shows."""
+    """Whether PSNR of the middle half must surely beat a cross-fade of the two keyframes: one that does not has learned
+    no motion. Beside its keyframes a cross-fade is nearly right by construction; in between motion shows."""
     max_forgetting_db: float = 1.5
     """PSNR that may be lost on `kept_group`, dB, as a mean. Without replay a trial of ours lost 8 to 9 dB on old clips;
     the limit is a choice: far below that, and within what few test clips can tell from nothing."""
+    limits: tuple[Limit, ...] = ()
+    """Absolute limits on any metric of the report: `{metric: ssim, subset: tuned/fl2va, group: all, minimum: 0.4}`."""
+    min_coverage: dict[str, float] = {"psnr_db": 1.0}
+    """Share of the attempted clips that must have a value, a metric: a clip that cannot be generated is a fault."""
+    champion_report: Path | None = None
+    """Report of the champion measured anew, JSON, where the one it was registered with is on other clips."""
     max_loss_vs_champion: dict[str, float] = {"psnr_db": 0.5, "ssim": 0.01, "lsd_db": 0.5}
-    """How much worse than the champion each metric may be, in its unit, at the bad end of the paired 95 % interval.
-    The margins are choices: losses that small are hard to see or hear, and a worse model still cannot creep in by
-    luck, since the whole interval must lie within."""
-    min_shared_clips: int = 8
-    """With fewer test clips in common with the champion's report, the means of different clips are compared instead."""
-    min_coverage: float = 1.0
-    """Share of the attempted clips whose generation has a picture score: a clip that cannot be generated is a fault."""
+    """How much worse than the champion each metric may be, in its unit: the loss must surely be smaller. The margins
+    are choices: losses that small are hard to see or hear, and a worse model still cannot creep in by luck."""
+    superior_in_one_of: tuple[str, ...] = ()
+    """Metrics of which at least one must surely be better than the champion's; none asks for no gain."""
+    min_coverage_vs_champion: float = Field(default=1.0, ge=0, le=1)
+    """Share of the clips with a champion's value that must have one of the model: to fail is not to be better."""
+    mos: Path | None = None
+    """Opinions of a panel, `mos.json`, where `min_mos` asks for them. DVC does not watch it: judge again by hand."""
+    mos_system: str = "candidate"
+    """What the model is called there."""
+    min_mos: dict[str, float] = {}
+    """Least mean opinion a scale (`picture`, `sound`, `sync`, `overall`), 1 to 5, which the whole 95 % interval must
+    reach; with under 5 raters it is not decided."""
 
 
 def run(config: Config) -> Verdict:
@@ -72,12 +84,17 @@ def run(config: Config) -> Verdict:
     """
     report = Report.model_validate_json(config.report.read_text(encoding="utf-8"))
     opponent = find_opponent(config.mlflow, config.model_name, report.checkpoint_sha256)
-    checks = (*limit_checks(config, report), *champion_checks(config, report, opponent))
+    if config.champion_report is not None:
+        opponent = measured_anew(config.champion_report, opponent)
+    checks = (
+        *limit_checks(config, report), *champion_checks(config, report, opponent), *opinion_checks(config)
+    )  # fmt: skip
     verdict = Verdict(
         report_sha256=sha256(config.report),
         checkpoint_sha256=report.checkpoint_sha256,
         passed=all(check.passed for check in checks),
         checks=checks,
+        statement=gating.statement(checks, config.family_level),
         champion=opponent.label if opponent else None,
     )
     write_text(config.verdict, verdict.model_dump_json(indent=1) + "\n")
@@ -98,112 +115,69 @@ def run(config: Config) -> Verdict:
 
 
 def limit_checks(config: Config, report: Report) -> Iterator[Check]:
-    """The limits that need no champion."""
-    groups = {pair.group for pair in report.comparisons}
+    """The rules that need no champion."""
+    groups = {str(row["group"]) for row in report.per_clip}
     learned = config.learned_group if config.learned_group in groups else "all"
-    for name in config.require_better:
-        yield improvement(report, name, "base/fl2va", learned, "require_better")
-    yield swapped_gap(report, config.min_right_swapped_gap_db)
+    wanted = [(name, "base/fl2va", "require_better") for name in config.require_better]
     if config.require_beats_crossfade:
-        yield improvement(report, "psnr_middle_db", "crossfade", learned, "require_beats_crossfade")
+        wanted.append(("psnr_middle_db", "crossfade", "require_beats_crossfade"))
+    for name, right, option in wanted:
+        title, limit = f"{name} of {TUNED} against {right} on {learned}", f"gate.{option}: surely on the good side of 0"
+        yield judge(title, limit, paired(report, name, right, learned), config, above=0.0)
+    if (gap_db := config.min_right_swapped_gap_db) is not None:
+        title = "psnr_db of right against swapped keyframes on all"
+        limit = f"gate.min_right_swapped_gap_db = {gap_db:g} dB, and surely above 0"
+        yield judge(title, limit, paired(report, "psnr_db", "tuned/fl2va_swapped"), config, above=0.0, least=gap_db)
     if config.kept_group in groups:
-        yield forgetting(report, config.kept_group, config.max_forgetting_db)
-    yield coverage(report, config.min_coverage)
-
-
-def improvement(report: Report, name: str, right: str, group: str, option: str) -> Check:
-    """Whether the tuned model's generations beat `right` beyond doubt."""
-    title = f"{name} of tuned/fl2va against {right} on {group}"
-    limit = f"gate.{option}: the whole 95 % interval on the good side of 0"
-    return judge(title, limit, find(report, name, right, group), lambda pair: pair.better)
-
-
-def swapped_gap(report: Report, minimum_db: float) -> Check:
-    """Whether the model looks at its keyframes."""
-    title = "psnr_db of right against swapped keyframes on all"
-    floor_db = min(0.0, minimum_db)
-    limit = f"gate.min_right_swapped_gap_db = {minimum_db:g} dB, the interval above {floor_db:g}"
-    pair = find(report, "psnr_db", "tuned/fl2va_swapped", "all")
-    return judge(title, limit, pair, lambda pair: pair.difference >= minimum_db and pair.low > floor_db)
-
-
-def forgetting(report: Report, group: str, maximum_db: float) -> Check:
-    """Whether what the base model knew is still there."""
-    title = f"psnr_db of tuned/fl2va against base/fl2va on {group} (forgetting)"
-    limit = f"gate.max_forgetting_db = {maximum_db:g} dB"
-    return judge(
-        title, limit, find(report, "psnr_db", "base/fl2va", group), lambda pair: pair.difference >= -maximum_db
-    )
-
-
-def judge(title: str, limit: str, pair: Comparison | None, passes: Callable[[Comparison], bool]) -> Check:
-    """A check on a comparison; one that the report lacks has not been passed."""
-    if pair is None:
-        return Check(name=title, measured="missing from the report", limit=limit, passed=False)
-    measured = f"{pair.difference:+.3f} {pair.unit} [{pair.low:+.3f}, {pair.high:+.3f}] on {pair.num_items} clips"
-    return Check(name=title, measured=measured, limit=limit, passed=passes(pair))
-
-
-def find(report: Report, name: str, right: str, group: str) -> Comparison | None:
-    """The report's comparison of the tuned model with `right`, if it has it."""
-    key = (name, "tuned/fl2va", right, group)
-    return next((pair for pair in report.comparisons if (pair.name, pair.left, pair.right, pair.group) == key), None)
-
-
-def coverage(report: Report, minimum: float) -> Check:
-    """Whether every clip that was tried has a picture."""
-    value = find_metric(report, "psnr_db")
-    tried, scored = (value.num_attempted, value.num_items) if value else (0, 0)
-    return Check(
-        name="coverage of tuned/fl2va",
-        measured=f"{scored} of {tried} clips",
-        limit=f"gate.min_coverage = {minimum:g}",
-        passed=tried > 0 and scored / tried >= minimum,
-    )
-
-
-def find_metric(report: Report, name: str) -> MetricValue | None:
-    """The tuned model's value of a metric over all groups."""
-    key = (name, "tuned/fl2va", "all")
-    return next((value for value in report.metrics if (value.name, value.subset, value.group) == key), None)
+        title = f"psnr_db of {TUNED} against base/fl2va on {config.kept_group} (forgetting)"
+        limit = f"gate.max_forgetting_db = {config.max_forgetting_db:g} dB"
+        found = paired(report, "psnr_db", "base/fl2va", config.kept_group)
+        yield judge(title, limit, found, config, above=None, least=-config.max_forgetting_db)
+    yield from (gating.judge_limit(limit, report, config) for limit in config.limits)
+    yield from (gating.judge_coverage(report, name, least) for name, least in config.min_coverage.items())
 
 
 def champion_checks(config: Config, report: Report, opponent: Champion | None) -> Iterator[Check]:
-    """Non-inferiority against the champion, clip by clip where the test clips are the same; none without one."""
+    """Surely no great loss, and where asked surely a gain, clip by clip; none without a champion."""
     if opponent is None:
         return
+    names = dict.fromkeys((*config.max_loss_vs_champion, *config.superior_in_one_of))
+    found = {name: paired(report, name, TUNED, other=opponent.report) for name in names}
     for name, margin in config.max_loss_vs_champion.items():
-        ours, theirs = (clip_scores(each, name) for each in (report, opponent.report))
-        source_of = {str(row["clip_id"]): str(row["source_id"]) for row in report.per_clip}
-        shared = ours.keys() & theirs.keys()
-        if len(shared) >= config.min_shared_clips:
-            interval = paired_difference(ours, theirs, source_of)
-            yield non_inferior(name, margin, interval, f"paired on {len(shared)} clips", opponent)
-        else:
-            note = f"means of different clips: {len(shared)} in common, fewer than {config.min_shared_clips}"
-            yield non_inferior(name, margin, unpaired(ours, theirs), note, opponent)
+        yield judge(
+            f"{name} against {opponent.label}", f"gate.max_loss_vs_champion.{name} = {margin:g}", found[name], config,
+            above=-margin, min_coverage=config.min_coverage_vs_champion,
+        )  # fmt: skip
+    if config.superior_in_one_of:
+        chosen = {name: found[name] for name in config.superior_in_one_of}
+        limit = "gate.superior_in_one_of: surely on the good side of 0"
+        yield gating.judge_superior(limit, opponent.label, chosen, config, config.min_coverage_vs_champion)
 
 
-def clip_scores(report: Report, name: str) -> dict[str, float]:
-    """The tuned model's score of every clip that has one."""
-    rows = (row for row in report.per_clip if row["subset"] == "tuned/fl2va")
-    return {str(row["clip_id"]): value for row in rows if isinstance(value := row.get(name), float)}
+def opinion_checks(config: Config) -> Iterator[Check]:
+    """What people think of the model, where that is asked for.
+
+    Raises:
+        RuntimeError: there is no panel's file.
+    """
+    if not config.min_mos:
+        return
+    if config.mos is None or not config.mos.is_file():
+        raise RuntimeError(f"gate.min_mos needs the panel's answer, but gate.mos = {config.mos} is no file")
+    opinions = Opinions.model_validate_json(config.mos.read_text(encoding="utf-8")).systems.get(config.mos_system, {})
+    yield from (gating.judge_opinion(scale, opinions.get(scale), least) for scale, least in config.min_mos.items())
 
 
-def unpaired(ours: dict[str, float], theirs: dict[str, float]) -> Interval | None:
-    """The difference of two means, with no interval: other clips are easier or harder by an unknown amount."""
-    if not ours or not theirs:
-        return None
-    difference = sum(ours.values()) / len(ours) - sum(theirs.values()) / len(theirs)
-    return Interval(difference, difference, difference, len(ours), 0)
+def measured_anew(path: Path, champion: Champion | None) -> Champion:
+    """The champion with another report of the same weights.
 
-
-def non_inferior(name: str, margin: float, interval: Interval | None, note: str, opponent: Champion) -> Check:
-    """Whether the bad end of the interval is within the margin."""
-    limit = f"gate.max_loss_vs_champion.{name} = {margin:g}"
-    title = f"{name} against {opponent.label}"
-    if interval is None or interval.low is None or interval.high is None:
-        return Check(name=title, measured=f"no score to compare ({note})", limit=limit, passed=False)
-    loss = -interval.low if SIGNS[name] > 0 else interval.high
-    measured = f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}], {note}"
-    return Check(name=title, measured=measured, limit=limit, passed=loss <= margin)
+    Raises:
+        RuntimeError: the report is of other weights than the champion's.
+    """
+    report = Report.model_validate_json(path.read_text(encoding="utf-8"))
+    if champion is not None and champion.report.checkpoint_sha256 != report.checkpoint_sha256:
+        raise RuntimeError(
+            f"{path} is of weights {report.checkpoint_sha256[:12]}, but {champion.label} has"
+            f" {champion.report.checkpoint_sha256[:12]}; give gate.champion_report a report of these"
+        )
+    return Champion(champion.label if champion else report.model, report)

@@ -30,7 +30,9 @@ LABELS = {
     SWAPPED: ("wrong keyframes", "own keyframes"),
     CROSSFADE: ("cross-fade", "model"),
 }
-VIDEOS = {"reference": "Reference", "before": "Before", "after": "After", "text": "After, text only"}
+VIDEOS = {
+    "reference": "Reference", "champion": "Champion", "before": "Before", "after": "After", "text": "After, text only",
+}  # fmt: skip
 """File names of a clip's videos and what stands above them."""
 
 
@@ -43,6 +45,10 @@ class Page(Frozen):
     kept_group: str = "base"
     shown: tuple[Clip, ...] = ()
     """Clips with videos in `media/CLIP_ID/`."""
+    worst_by: str = "psnr_db"
+    """Metric by which the worst clips come first."""
+    champion: Path | None = None
+    """Folder of the champion's report, whose videos of the same clips are shown beside."""
     checkpoints: Path
     splits: Path
     rejects: tuple[Reject, ...] = ()
@@ -91,9 +97,14 @@ def render(report: Report, page: Page, media: Path) -> str:
     learned = page.learned_group if page.learned_group in groups else "all"
     curves = charts.read_curves(page.checkpoints)
     ordered = [learned, *(group for group in groups if group != learned)]
+    worst = worst_first(report, page.worst_by)
+    shown_worst = sorted(
+        page.shown, key=lambda clip: worst.index(clip.clip_id) if clip.clip_id in worst else len(worst)
+    )
     return template.render(
+        per_clip=per_clip(report, worst), worst_by=NAMES.get(page.worst_by, page.worst_by),
         report=report, page=page, learned=learned, verdict=verdict(report, learned),
-        cards=cards(report, learned, page.kept_group), clips=[shown(report, clip, media) for clip in page.shown],
+        cards=cards(report, learned, page.kept_group), clips=[shown(report, clip, media, page.champion) for clip in shown_worst],
         tables=[(group, table(report, group)) for group in ordered], columns=COLUMNS, names=NAMES,
         comparisons=sorted(report.comparisons, key=lambda pair: (ordered.index(pair.group), pair.name)),
         missing=missing(report),
@@ -192,11 +203,46 @@ def shared_mean(report: Report, pair: Comparison) -> float:
     return fmean(left[clip] for clip in left if clip in right)
 
 
-def shown(report: Report, clip: Clip, media: Path) -> Shown:
+def worst_first(report: Report, name: str) -> list[str]:
+    """Clips of the tuned model by a metric, the worst first; those without a value before all, as they failed."""
+    higher = next((value.higher_is_better for value in report.metrics if value.name == name), True)
+    scores = {str(row["clip_id"]): row.get(name) for row in report.per_clip if row["subset"] == TUNED}
+
+    def rank(clip: str) -> tuple[bool, float, str]:
+        value = scores[clip]
+        return (False, 0.0, clip) if not isinstance(value, float) else (True, value if higher else -value, clip)
+
+    return sorted(scores, key=rank)
+
+
+def per_clip(report: Report, order: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str, list[float | None]]]]:
+    """Names of the metrics, and of every clip its id, source, group and the tuned model's values."""
+    rows = {str(row["clip_id"]): row for row in report.per_clip if row["subset"] == TUNED}
+    names = [
+        name
+        for name in dict.fromkeys(value.name for value in report.metrics)
+        if any(rows[c].get(name) is not None for c in order)
+    ]
+    return names, [
+        (
+            clip,
+            str(row["source_id"]),
+            str(row["group"]),
+            [value if isinstance(value := row.get(name), float) else None for name in names],
+        )
+        for clip in order
+        for row in (rows[clip],)
+    ]
+
+
+def shown(report: Report, clip: Clip, media: Path, champion: Path | None = None) -> Shown:
     """A clip's videos, as data inside the page, and its scores."""
     videos: list[tuple[str, str, str]] = []
     for name, title in VIDEOS.items():
-        address = data_address(media / clip.clip_id / f"{name}.mp4", "video/mp4")
+        path = media / clip.clip_id / f"{name}.mp4"
+        if name == "champion":
+            path = champion / "media" / clip.clip_id / "after.mp4" if champion else None
+        address = data_address(path, "video/mp4")
         if address:
             videos.append((name, title, address))
     scores: dict[str, str] = {}

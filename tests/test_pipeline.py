@@ -43,10 +43,12 @@ REDUCED: dict[str, dict[str, Any]] = {
     "evaluate": {"num_inference_steps": 3, "max_clips": 6, "num_shown": 2},
     "gate": {
         "require_better": [],
-        "min_right_swapped_gap_db": -1000.0,
+        "min_right_swapped_gap_db": None,
         "require_beats_crossfade": False,
         "max_forgetting_db": 1000.0,
         "max_loss_vs_champion": {},
+        "min_clips": 1,
+        "min_sources": 1,
     },
     "generate": {"num_inference_steps": 3},
 }

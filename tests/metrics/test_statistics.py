@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from metrics.statistics import bootstrap_mean, is_better, paired_difference
+from metrics.statistics import bootstrap_mean, holm, is_better, p_above, paired_difference
 
 
 def each_its_own(count: int) -> list[str]:
@@ -94,3 +94,53 @@ def test_nothing_gives_nothing_and_unequal_lengths_are_refused() -> None:
     assert paired_difference({"a": 1.0}, {"b": 1.0}, {"a": "a", "b": "b"}) is None
     with pytest.raises(ValueError, match="2 values but 1 sources"):
         bootstrap_mean([1.0, 2.0], ["a"])
+
+
+def test_p_above_agrees_with_students_test_where_that_holds() -> None:
+    for seed in range(5):
+        values = np.random.default_rng(seed).normal(0.3, 1, 60)
+        theirs = scipy.stats.ttest_1samp(values, 0.1, alternative="greater").pvalue
+        assert p_above(list(values), each_its_own(60), 0.1) == pytest.approx(theirs, rel=0.15, abs=0.02)
+
+
+def test_p_above_rejects_a_true_null_no_more_often_than_its_level() -> None:
+    """Sources of 1 to 6 items that resemble each other; deviations are symmetric with heavy tails."""
+    rng = np.random.default_rng(1)
+    false, percentile = 0, 0
+    for _ in range(1000):
+        sizes = rng.choice([1, 1, 2, 3, 6], 8)
+        values = np.repeat(rng.laplace(size=8), sizes) + rng.laplace(size=sizes.sum())
+        sources = [f"s{place}" for place in np.repeat(np.arange(8), sizes)]
+        false += p_above(list(values), sources) <= 0.025
+        interval = bootstrap_mean(list(values), sources, num_draws=200)
+        assert interval is not None
+        percentile += interval.low is not None and interval.low > 0
+    assert false <= 25
+    assert percentile > 40  # what the test is for: an interval's end alone is too sure with few sources
+
+
+def test_p_above_of_equal_few_or_clustered_values() -> None:
+    assert p_above([0.3] * 12, each_its_own(12)) < 0.001
+    assert p_above([0.0] * 12, each_its_own(12)) == 1
+    assert p_above([0.3] * 12, each_its_own(12), 0.3) == 1
+    assert p_above([0.3] * 5, each_its_own(5)) == pytest.approx(1 / 32, abs=0.012)
+    assert p_above([1.0, 2.0], ["a", "a"]) == 1
+    assert p_above([], []) == 1
+    once = list(np.random.default_rng(3).normal(0.4, 1, 20))
+    assert p_above(once * 9, each_its_own(20) * 9) == p_above(once, each_its_own(20))
+
+
+def test_p_above_notices_that_rare_disasters_may_be_missing_by_luck() -> None:
+    """A mean of zero through a long tail of bad items: seldom seen, and then Student's test is too sure."""
+    rng = np.random.default_rng(2)
+    tables = 1 - rng.exponential(size=(1000, 20))
+    ours = sum(p_above(list(values), each_its_own(20)) <= 0.025 for values in tables)
+    students = int((scipy.stats.ttest_1samp(tables, 0, axis=1, alternative="greater").pvalue <= 0.025).sum())
+    assert ours <= 45
+    assert ours < 0.75 * students
+
+
+def test_holm_against_a_table_worked_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1, 1]
+    assert holm([]) == []

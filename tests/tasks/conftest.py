@@ -11,7 +11,7 @@ import pytest
 
 from data.records import Comparison, MetricValue, Report
 
-GROUPS = {"new": 9, "base": 5, "footage": 2}
+GROUPS = {"new": 9, "base": 8, "footage": 2}
 SUBSETS = {
     "base/fl2va": (20.0, 12.0),
     "tuned/fl2va": (27.0, 8.0),

@@ -4,8 +4,10 @@ import base64
 import io
 import json
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
@@ -14,9 +16,17 @@ import pytest
 from data.media import write_mp4
 from data.records import Clip, ClipShape, Reject, Report, Treatment
 from tasks import charts
-from tasks.report import Page, render, write_page
+from tasks.report import Page, render, worst_first, write_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page as Tab
 
 Maker = Callable[..., Report]
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+FRAME_S = 1 / 24
+TIMES = "[...document.querySelectorAll('.clip.current video')].map(video => video.currentTime)"
 
 
 @pytest.fixture
@@ -82,7 +92,7 @@ def test_the_page_asks_nothing_of_the_network(page: Page, make_report: Maker, tm
 
 def test_every_shown_video_is_inside_plays_and_has_stereo_sound(page: Page, make_report: Maker, tmp_path: Path) -> None:
     html = render(make_report(), page, tmp_path / "media")
-    videos = re.findall(r'<video controls loop[^>]*src="data:video/mp4;base64,([^"]+)"', html)
+    videos = re.findall(r'<video controls[^>]*src="data:video/mp4;base64,([^"]+)"', html)
     assert len(videos) == 6
     for video in videos:
         with av.open(io.BytesIO(base64.b64decode(video))) as container:
@@ -167,3 +177,134 @@ def test_running_median_ignores_a_spike_and_nice_ticks_lie_within() -> None:
     assert charts.running_median([1.0, 1.0, 99.0, 1.0, 1.0], 3) == [1.0, 1.0, 1.0, 1.0, 1.0]
     assert charts.nice(0.1, 1.0) == pytest.approx([0.1, 0.2, 0.5, 1.0])
     assert all(0.21 <= tick <= 0.26 for tick in charts.nice(0.21, 0.26))
+
+
+def test_the_worst_clips_come_first_and_failed_ones_before_them(page: Page, make_report: Maker, tmp_path: Path) -> None:
+    report = make_report()
+    tuned = {str(row["clip_id"]): row for row in report.per_clip if row["subset"] == "tuned/fl2va"}
+    assert worst_first(report, "psnr_db") == sorted(tuned, key=lambda clip: tuned[clip]["psnr_db"])
+    assert worst_first(report, "lsd_db") == sorted(tuned, key=lambda clip: tuned[clip]["lsd_db"], reverse=True)
+    failed = max(tuned, key=lambda clip: tuned[clip]["psnr_db"])
+    rows = tuple(row | {"psnr_db": None} if row == tuned[failed] else row for row in report.per_clip)
+    assert worst_first(report.model_copy(update={"per_clip": rows}), "psnr_db")[0] == failed
+    clips = [f"<code>{clip}</code>" for clip in worst_first(report, "psnr_db")]
+    html = render(report, page, tmp_path / "media")
+    assert [html.index(clip) for clip in clips] == sorted(html.index(clip) for clip in clips)
+
+
+def test_the_champions_videos_stand_beside_the_candidates(page: Page, make_report: Maker, tmp_path: Path) -> None:
+    clip = page.shown[0].clip_id
+    after = tmp_path / "champion/media" / clip / "after.mp4"
+    after.parent.mkdir(parents=True)
+    shutil.copy(tmp_path / "media" / clip / "before.mp4", after)
+    beside = page.model_copy(update={"champion": tmp_path / "champion"})
+    assert render(make_report(), beside, tmp_path / "media").count('data-title="Champion"') == 1
+    assert 'data-title="Champion"' not in render(make_report(), page, tmp_path / "media")
+
+
+@pytest.fixture
+def tab(page: Page, make_report: Maker, tmp_path: Path) -> Iterator[Tab]:
+    """The page in a browser that has no network."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium (Debian, Ubuntu: apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    write_page(tmp_path, make_report(), page)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--mute-audio", "--autoplay-policy=no-user-gesture-required"],
+        )
+        context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+        tab = context.new_page()
+        errors: list[Any] = []
+        tab.on("pageerror", lambda error: errors.append(error))  # noqa: PLW0108 # Playwright wants a function of its own
+        tab.goto((tmp_path / "report.html").as_uri())
+        tab.wait_for_function("document.getElementById('time').value.startsWith('frame 1 of 22')")
+        yield tab
+        browser.close()
+    assert not errors
+
+
+def settled(tab: Tab, frame: int) -> list[float]:
+    """Where the videos of the marked clip stand, once the player says that it shows `frame`."""
+    tab.wait_for_function(f"document.getElementById('time').value === 'frame {frame} of 22'")
+    return tab.evaluate(TIMES)
+
+
+def test_the_videos_of_a_clip_stay_in_step(tab: Tab) -> None:
+    tab.locator("#seek").fill("12")
+    times = settled(tab, 13)
+    assert len(times) == 3
+    assert times == pytest.approx([12.5 * FRAME_S] * 3, abs=1e-3)
+    tab.keyboard.press("ArrowLeft")
+    assert settled(tab, 12) == pytest.approx([11.5 * FRAME_S] * 3, abs=1e-3)
+    tab.locator("#play").click()
+    for _ in range(3):  # it goes on after the end, and catches up where one video is thrown off
+        tab.wait_for_function(f"{TIMES}[0] > 0.3 && {TIMES}[0] < 0.6")
+        tab.evaluate("document.querySelectorAll('.clip.current video')[1].currentTime = 0.9")
+        tab.wait_for_function(
+            f"(() => {{ const times = {TIMES}; return Math.max(...times) - Math.min(...times) < {FRAME_S}; }})()"
+        )
+        tab.wait_for_function(f"{TIMES}[0] < 0.2")
+    tab.locator("#play").click()
+    tab.wait_for_function("document.getElementById('play').textContent === 'Play'")
+    assert tab.evaluate("[...document.querySelectorAll('video')].every(video => video.paused)")
+
+
+def test_playing_videos_drift_apart_by_less_than_a_frame(tab: Tab) -> None:
+    tab.locator("#play").click()
+    apart = tab.evaluate(
+        """() => new Promise(done => {
+          const seen = [];
+          const look = () => {
+            const videos = [...document.querySelectorAll('.clip.current video')];
+            if (videos.every(video => !video.paused && !video.seeking)) {
+              const times = videos.map(video => video.currentTime);
+              seen.push(Math.max(...times) - Math.min(...times));
+            }
+            seen.length < 60 ? requestAnimationFrame(look) : done(seen);
+          };
+          look();
+        })"""
+    )
+    assert np.quantile(apart, 0.9) < FRAME_S  # the rest may be the moment in which one was caught up with
+
+
+def test_the_keyboard_moves_every_part_of_the_player(tab: Tab) -> None:
+    unmuted = "[...document.querySelectorAll('video')].map(video => !video.muted)"
+    current = "[...document.querySelectorAll('.clip')].map(clip => clip.classList.contains('current'))"
+    assert not any(tab.evaluate(unmuted))
+    tab.keyboard.press("2")
+    assert tab.evaluate(unmuted) == [False, True, False, False, False, False]
+    tab.keyboard.press("ArrowDown")
+    settled(tab, 1)
+    assert tab.evaluate(current) == [False, True]
+    assert tab.evaluate(unmuted) == [False, False, False, False, True, False]
+    tab.keyboard.press("0")
+    assert not any(tab.evaluate(unmuted))
+    tab.keyboard.press("ArrowRight")
+    settled(tab, 2)
+    tab.keyboard.press("ArrowRight")
+    settled(tab, 3)
+    tab.keyboard.press("Home")
+    settled(tab, 1)
+    tab.keyboard.press(" ")
+    tab.wait_for_function("document.querySelectorAll('.clip')[1].querySelector('video').currentTime > 0.2")
+    tab.keyboard.press("ArrowUp")
+    assert tab.evaluate(current) == [True, False]
+    assert tab.evaluate("[...document.querySelectorAll('.clip')[1].querySelectorAll('video')].every(v => v.paused)")
+
+
+def test_the_table_of_clips_sorts_by_any_column(tab: Tab) -> None:
+    column = "[...document.querySelectorAll('.sortable tbody tr')].map(row => +row.cells[3].dataset.value)"
+    button = tab.locator(".sortable th button").nth(3)
+    first = tab.evaluate(column)
+    assert first == sorted(first)
+    button.click()
+    button.click()
+    assert tab.evaluate(column) == sorted(first, reverse=True)
+    assert tab.locator("th[aria-sort=descending]").count() == 1
+    tab.locator(".sortable th button").nth(0).click()
+    names = tab.evaluate("[...document.querySelectorAll('.sortable tbody tr')].map(row => row.cells[0].textContent)")
+    assert names == sorted(names)
