@@ -18,7 +18,7 @@ from av.audio.stream import AudioStream
 from numpy.typing import NDArray
 
 from data.media_layout import channel_names, to_stereo
-from data.media_open import Unreadable, frames_of, opened, seek, sound_stream
+from data.media_open import Unreadable, frames_of, opened, pictures, seek, sound_stream
 from data.media_picture import first_frame_s
 
 Block = tuple[int, NDArray[np.float32]]
@@ -134,12 +134,14 @@ def _float_samples(frame: AudioFrame, num_channels: int) -> NDArray[np.float32]:
 def read_sound(path: Path) -> tuple[NDArray[np.float32], int, float]:
     """All sound as samples (C, T), its rate in Hz, and when it starts on the picture's timeline, s.
 
-    A file without sound gives an array of shape (0, 0), rate 0 and start 0.
+    A file without sound gives an array of shape (0, 0), rate 0 and start 0; sound without a picture starts at 0.
 
     Raises:
         Unreadable: the file does not decode.
     """
-    origin_s = first_frame_s(path)
+    with opened(path) as container:
+        has_picture = bool(pictures(container))
+    origin_s = first_frame_s(path) if has_picture else None
     with opened(path) as container:
         stream = sound_stream(container)
         if stream is None:
@@ -153,7 +155,7 @@ def read_sound(path: Path) -> tuple[NDArray[np.float32], int, float]:
     gaps_s = (stop - start - sum(block.shape[1] for _, block in blocks)) / clock.rate
     if gaps_s > MAX_GAP_S:
         raise Unreadable(f"sound has gaps of {gaps_s:.0f} s in all; limit {MAX_GAP_S:.0f} s")
-    return _laid_out(blocks, start, stop), clock.rate, start / clock.rate - origin_s
+    return _laid_out(blocks, start, stop), clock.rate, 0.0 if origin_s is None else start / clock.rate - origin_s
 
 
 def first_sound_s(path: Path) -> float:

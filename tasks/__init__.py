@@ -16,9 +16,12 @@ PIPELINE = (
 )
 """One DVC stage, one section of `params.yaml`, one file of this folder and one Prefect task each."""
 
-MAKERS = ("sample", "base", "caption", "verify", "plan-run", "panel")
+MAKERS = ("sample", "base", "caption", "verify", "plan-run", "panel", "score")
 """Verbs beside the pipeline: they make the sample corpus, the tiny base model, captions, copies of latents, the plan of
-a run's costs, and panels of human raters."""
+a run's costs, panels of human raters, and scores of any two folders."""
+
+ALONE = ("score",)
+"""Verbs that need no settings file: all is said on the command line."""
 
 LOOKERS = {"inspect": ("ingest", "validate", "cut")}
 """Verbs that only look and print, and the sections of `params.yaml` whose settings they look by; no stages of DVC."""

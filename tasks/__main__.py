@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from data.records import DataRefused, GateFailed
 from models.preemption import EXIT_PREEMPTED, Preempted
-from tasks import LOOKERS, MAKERS, PIPELINE, explain, file_of
+from tasks import ALONE, LOOKERS, MAKERS, PIPELINE, explain, file_of
 from tasks.launching import told
 
 VERBS = (*MAKERS, *PIPELINE, *LOOKERS, "run")
@@ -38,6 +38,8 @@ def load_section(verb: str, params: Path, overrides: Sequence[str]) -> dict[str,
     Raises:
         ValueError: the file or the section does not exist or is none, or an override is not `key=value`.
     """
+    if verb in ALONE and params == PARAMS:
+        return overridden({}, overrides)
     if not params.is_file():
         raise ValueError(f"{params} does not exist; run from the checkout or pass --params")
     try:
@@ -52,7 +54,15 @@ def load_section(verb: str, params: Path, overrides: Sequence[str]) -> dict[str,
     given = cast(object, sections.get(verb, {}))
     if not isinstance(given, dict):
         raise ValueError(f"{params}: section `{verb}` holds no settings but {given!r}")  # noqa: TRY004 # wrong settings
-    section = cast(dict[str, Any], given)
+    return overridden(cast(dict[str, Any], given), overrides)
+
+
+def overridden(section: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The section with `key=value` overrides applied.
+
+    Raises:
+        ValueError: one is not `key=value`, or goes below a value.
+    """
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:

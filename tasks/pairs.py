@@ -1,0 +1,216 @@
+"""Everything that can be measured of a generated film or sound beside its reference.
+
+Legend: C channels, T samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from metrics.score import Score
+
+if TYPE_CHECKING:
+    from metrics.films import Measure
+    from metrics.lipsync.faces import Detector
+    from metrics.lipsync.lse import LipSync
+    from metrics.lipsync.syncnet import Network
+    from metrics.sound import Waveform
+
+MAX_LENGTH_DIFFERENCE = 0.1
+"""Share of the longer sound that the shorter may lack; what both have is compared."""
+LIP_NAMES = ("lse_d", "lse_c", "sync_offset_frames")
+MASKED = "; pairs beyond the ends left out"
+
+
+class Pair(NamedTuple):
+    """One item to measure, and how its lips are."""
+
+    stem: str
+    reference: Path | None
+    generated: Path | None
+    absent: str
+    """Why one of them is None."""
+    protocol: str
+    syncnet: Path | None
+    s3fd: Path | None
+
+
+class Measured(NamedTuple):
+    """An item's scores, and the conventions that its lips were measured by."""
+
+    scores: dict[str, Score]
+    lips: str
+
+
+def measures() -> dict[str, Measure]:
+    """Everything that is measured, by the names of the result."""
+    from metrics.films import FILM_MEASURES, Measure
+    from metrics.sound import SOUND_METRICS
+
+    lips = {
+        "lse_d": Measure("", False, "SyncNet distance at the best of 31 shifts, as published"),
+        "lse_c": Measure("", True, "SyncNet confidence: median less smallest distance over 31 shifts, as published"),
+        "sync_offset_frames": Measure("frames at 25/s", None, "by SyncNet; above 0 the sound comes first"),
+    }
+    lips |= {f"{name}_masked": item._replace(convention=item.convention + MASKED) for name, item in lips.items()}
+    lips |= {
+        "sync_own_d": lips["lse_d"]._replace(convention="as lse_d, by a net that is not SyncNet's official weights"),
+        "sync_own_c": lips["lse_c"]._replace(convention="as lse_c, by a net that is not SyncNet's official weights"),
+        "lse_windows": Measure("windows", None, "windows of five pictures of all tracks"),
+        "lse_coverage": Measure("", True, "share of frames within a face's track that was scored"),
+    }
+    return {**FILM_MEASURES, **{name: Measure(*item) for name, item in SOUND_METRICS.items()}, **lips}
+
+
+def measure(pair: Pair) -> Measured:
+    """Every score of `measures`; what cannot be measured is missing with its reason, and nothing raises."""
+    names = measures()
+    if pair.reference is None or pair.generated is None:
+        return Measured(dict.fromkeys(names, Score.missing(pair.absent)), "")
+    from metrics.films import compare_films
+
+    lips, convention = lips_of(pair.generated, pair)
+    found = {**compare_films(pair.reference, pair.generated), **sound_scores(pair.reference, pair.generated), **lips}
+    return Measured({name: found.get(name, Score.missing("not measured")) for name in names}, convention)
+
+
+def sound_scores(reference: Path, generated: Path) -> dict[str, Score]:
+    """Every score of `SOUND_METRICS`, over what both sounds have."""
+    from metrics.sound import SOUND_METRICS, measure, pesq_many
+
+    try:
+        pair_CT, rate_hz = common_sounds(reference, generated)
+    except Uncommon as error:
+        return dict.fromkeys(SOUND_METRICS, Score.missing(str(error)))
+    found = measure(*pair_CT, rate_hz)
+    for mode in ("nb", "wb"):
+        scores = pesq_many([pair_CT], rate_hz, mode)[0]
+        found |= {f"pesq_{mode}": scores.mean, f"pesq_{mode}_worst": scores.worst}
+    return found
+
+
+class Uncommon(ValueError):
+    """Sounds that cannot be compared; the message says why."""
+
+
+def common_sounds(reference: Path, generated: Path) -> tuple[tuple[Waveform, Waveform], int]:
+    """Both sounds from when the pictures begin, with as many channels, at the lower rate, as long as the shorter.
+
+    Raises:
+        Uncommon: one is missing or does not decode, or their lengths differ by more than a tenth.
+    """
+    from data.media_layout import BY_COUNT, to_stereo
+    from metrics.waveforms import resample
+
+    sounds: list[Waveform] = []
+    heard = [heard_of(path) for path in (reference, generated)]
+    rate_hz = min(rate for _, rate in heard)
+    widest = max(len(sound_CT) for sound_CT, _ in heard)
+    for sound_CT, rate in heard:
+        wide_CT = sound_CT if widest == 1 or len(sound_CT) == 2 else to_stereo(sound_CT, BY_COUNT[len(sound_CT)])
+        sounds.append(resample(wide_CT, rate, rate_hz))
+    shorter, longer = sorted(sound.shape[1] for sound in sounds)
+    if longer - shorter > MAX_LENGTH_DIFFERENCE * longer:
+        lengths = [f"{sound.shape[1] / rate_hz:.2f} s" for sound in sounds]
+        limit = f"limit {MAX_LENGTH_DIFFERENCE:.0%} of the longer"
+        raise Uncommon(f"{reference.name} sounds for {lengths[0]}, {generated.name} for {lengths[1]}; {limit}")
+    return (sounds[0][:, :shorter], sounds[1][:, :shorter]), rate_hz
+
+
+def heard_of(path: Path) -> tuple[Waveform, int]:
+    """A file's sound from when its picture begins, and its rate, Hz.
+
+    Raises:
+        Uncommon: it has none, or does not decode.
+    """
+    import numpy as np
+
+    from data.media_layout import BY_COUNT
+    from data.media_open import Unreadable
+    from data.media_sound import read_sound
+
+    try:
+        sound_CT, rate_hz, start_s = read_sound(path)
+    except Unreadable as error:
+        raise Uncommon(f"{path.name} {error}") from error
+    if not sound_CT.size:
+        raise Uncommon(f"{path.name} has no sound")
+    if len(sound_CT) not in BY_COUNT:
+        raise Uncommon(f"{path.name} has {len(sound_CT)} channels; at most {max(BY_COUNT)} are known")
+    lead = round(start_s * rate_hz)
+    return (np.pad(sound_CT, ((0, 0), (lead, 0))) if lead > 0 else sound_CT[:, -lead:]), rate_hz
+
+
+def lips_of(path: Path, pair: Pair) -> tuple[dict[str, Score], str]:
+    """The lip sync of a film, and the convention it was measured by."""
+    from metrics.lipsync import syncnet
+
+    names = [name for name in measures() if name.startswith(("lse_", "sync_"))]
+    if syncnet.find(pair.syncnet) is None:
+        return dict.fromkeys(names, Score.missing(syncnet.ABSENT)), ""
+    try:
+        found = lip_sync_of(path, pair)
+    except Uncommon as error:
+        return dict.fromkeys(names, Score.missing(str(error))), ""
+    scores: dict[str, Score] = {}
+    for suffix, reading in (("", found.headline), ("_masked", next(iter(found.masked.values())))):
+        scores |= dict(zip((f"{name}{suffix}" for name in LIP_NAMES), reading, strict=True))
+    scores |= {"lse_windows": Score(float(found.num_windows)), "lse_coverage": Score(found.coverage)}
+    official = found.network == "SyncNet"
+    why = "the weights are SyncNet's official ones, see lse_d" if official else f"measured by {found.network}"
+    for name in ("d", "c"):
+        scores[f"sync_own_{name}"] = Score.missing(why) if official else scores[f"lse_{name}"]
+        if not official:
+            scores |= {
+                each: Score.missing(f"{why}, see sync_own_{name}") for each in (f"lse_{name}", f"lse_{name}_masked")
+            }
+    return scores, found.convention
+
+
+def lip_sync_of(path: Path, pair: Pair) -> LipSync:
+    """The measurement itself.
+
+    Raises:
+        Uncommon: the film has no picture or sound that can be read.
+    """
+    from data.media_open import Unreadable
+    from data.media_timeline import iter_shown
+    from metrics.lipsync.crops import FPS
+    from metrics.lipsync.lse import lip_sync
+    from metrics.lipsync.mfcc import RATE_HZ
+    from metrics.lipsync.protocols import PROTOCOLS
+    from metrics.waveforms import downmix, resample
+
+    sound_CT, rate_hz = heard_of(path)
+    voice_T = resample(downmix(sound_CT), rate_hz, RATE_HZ)[0]
+    try:
+        return lip_sync(
+            lambda: (shown.rgb for shown in iter_shown(path, Fraction(FPS))),
+            voice_T,
+            PROTOCOLS[pair.protocol],
+            *watchers(pair.syncnet, pair.s3fd),
+        )
+    except Unreadable as error:
+        raise Uncommon(f"{path.name} {error}") from error
+
+
+@functools.cache
+def watchers(syncnet_path: Path | None, s3fd_path: Path | None) -> tuple[Detector | None, Network | None]:
+    """The face detector and the network, loaded once a process: S3FD, else MTCNN where it is installed.
+
+    Raises:
+        RuntimeError: weights are not those they should be.
+    """
+    from metrics.lipsync import s3fd, syncnet
+    from metrics.lipsync.faces import MTCNN
+
+    weights, faces = syncnet.find(syncnet_path), s3fd.find(s3fd_path)
+    detector: Detector | None = s3fd.S3FD(faces) if faces is not None else None
+    if detector is None:
+        with contextlib.suppress(RuntimeError):
+            detector = MTCNN()
+    return detector, syncnet.load(weights) if weights is not None else None
