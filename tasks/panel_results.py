@@ -191,8 +191,8 @@ def systems(panel: Panel, sessions: Sessions) -> dict[str, dict[str, dict[str, A
             mean, half = float(by_rater.mos_S[place]), float(by_rater.half_width_S[place])
             found = opinion.estimate(mean, draws_DY[:, place])
             result[system][scale] = {
-                "mos": mean, "ci95": [found.low, found.high], "ci95_t": [mean - half, mean + half],
-                "num_votes": int(votes_RCY[:, :, place].size),
+                "mean": mean, "low": found.low, "high": found.high, "ci95_t": [mean - half, mean + half],
+                "num_raters": votes_RCY.shape[0], "num_clips": votes_RCY.shape[1],
             }  # fmt: skip
     return result
 

@@ -139,10 +139,10 @@ def measured(config: Config, pairs: Sequence[Pair], work: Path) -> list[Measured
     ):
         place = left[number]
         if isinstance(answer, Lost):
-            answer = Measured(dict.fromkeys(measures(), Score.missing(f"the item {answer.reason}")), "")
+            found[place] = Measured(dict.fromkeys(measures(), Score.missing(f"the item {answer.reason}")), "")
         else:
+            found[place] = answer
             write_text(kept[place], json.dumps([answer.scores, answer.lips]))
-        found[place] = answer
         bar.update()
     bar.close()
     return [item for item in found if item is not None]

@@ -22,7 +22,7 @@ from metrics.lipsync.protocols import Protocol, Rule, joined
 from metrics.lipsync.shots import Cuts
 from metrics.lipsync.syncnet import ABSENT, NUM_PICTURES, Network
 from metrics.score import Score
-from metrics.sound import SILENT_BELOW_DB, level_db
+from metrics.waveforms import SILENT_BELOW_DB, level_db
 
 Picture = NDArray[np.uint8]
 Frames = Callable[[], Iterable[Picture]]

@@ -86,12 +86,12 @@ def test_systems_are_means_over_raters_and_clips_and_differences_are_paired() ->
     for system in ("candidate", REFERENCE, LOW_ANCHOR):
         own = [GOLDEN["mos"][place] for (_, name), place in ROWS.items() if name == system]
         score = found["systems"][system]["overall"]
-        assert score["mos"] == pytest.approx(np.mean(own))
+        assert score["mean"] == pytest.approx(np.mean(own))
         assert score["num_votes"] == 10
-        for interval in ("ci95", "ci95_t"):
-            assert score[interval][0] < score["mos"] < score[interval][1]
+        for low, high in ((score["low"], score["high"]), score["ci95_t"]):
+            assert low < score["mean"] < high
     difference = found["differences"]["candidate - reference"]["overall"]
-    candidate, reference = (found["systems"][name]["overall"]["mos"] for name in ("candidate", REFERENCE))
+    candidate, reference = (found["systems"][name]["overall"]["mean"] for name in ("candidate", REFERENCE))
     assert difference["mean"] == pytest.approx(candidate - reference)
     assert difference["ci95"][1] < 0
 
