@@ -48,7 +48,9 @@ class Measured(NamedTuple):
 
 def measures() -> dict[str, Measure]:
     """Everything that is measured, by the names of the result."""
+    from metrics.alignment import AV_ALIGN_CONVENTION, EVENT_CONVENTION
     from metrics.films import FILM_MEASURES, Measure
+    from metrics.pretrained import MISSING
     from metrics.sound import SOUND_METRICS
 
     lips = {
@@ -63,7 +65,13 @@ def measures() -> dict[str, Measure]:
         "lse_windows": Measure("windows", None, "windows of five pictures of all tracks"),
         "lse_coverage": Measure("", True, "share of frames within a face's track that was scored"),
     }
-    return {**FILM_MEASURES, **{name: Measure(*item) for name, item in SOUND_METRICS.items()}, **lips}
+    beyond = {
+        "av_align": Measure("", True, AV_ALIGN_CONVENTION),
+        "flash_offset_ms": Measure("ms", None, f"clicks after flashes; {EVENT_CONVENTION}"),
+        "flash_share": Measure("", True, "flashes that have a click at flash_offset_ms"),
+        **dict.fromkeys(MISSING, Measure("", None, "as its authors publish it")),
+    }
+    return {**FILM_MEASURES, **{name: Measure(*item) for name, item in SOUND_METRICS.items()}, **lips, **beyond}
 
 
 def measure(pair: Pair) -> Measured:
@@ -72,9 +80,11 @@ def measure(pair: Pair) -> Measured:
     if pair.reference is None or pair.generated is None:
         return Measured(dict.fromkeys(names, Score.missing(pair.absent)), "")
     from metrics.films import compare_films
+    from metrics.pretrained import MISSING
 
     lips, convention = lips_of(pair.generated, pair)
     found = {**compare_films(pair.reference, pair.generated), **sound_scores(pair.reference, pair.generated), **lips}
+    found |= {**alignment_of(pair.generated), **{name: Score.missing(why) for name, why in MISSING.items()}}
     return Measured({name: found.get(name, Score.missing("not measured")) for name in names}, convention)
 
 
@@ -91,6 +101,22 @@ def sound_scores(reference: Path, generated: Path) -> dict[str, Score]:
         scores = pesq_many([pair_CT], rate_hz, mode)[0]
         found |= {f"pesq_{mode}": scores.mean, f"pesq_{mode}_worst": scores.worst}
     return found
+
+
+def alignment_of(path: Path) -> dict[str, Score]:
+    """Whether what is heard goes with what is seen in a film, beyond lips."""
+    from data.media_open import Unreadable
+    from data.media_timeline import iter_shown, stated_rate
+    from metrics.alignment import av_align, flash_offset
+
+    try:
+        (sound_CT, rate_hz), rate = heard_of(path), stated_rate(path)
+        aligned = av_align((shown.rgb for shown in iter_shown(path, rate)), sound_CT, rate, rate_hz)
+        flashes = flash_offset((shown.rgb for shown in iter_shown(path, rate)), sound_CT, rate, rate_hz)
+    except (Uncommon, Unreadable) as error:
+        said = str(error) if isinstance(error, Uncommon) else f"{path.name} {error}"
+        return dict.fromkeys(("av_align", "flash_offset_ms", "flash_share"), Score.missing(said))
+    return {"av_align": aligned, "flash_offset_ms": flashes.offset_ms, "flash_share": flashes.share}
 
 
 class Uncommon(ValueError):

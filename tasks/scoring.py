@@ -23,7 +23,7 @@ from tasks.generations import (
     Media,
 )
 
-SYNCNET_REASON = "lip sync is not measured: it needs the SyncNet weights, and nothing here reads them yet"
+SYNCNET_REASON = "not measured here yet; `soundstage score` does, given the SyncNet weights"
 ONE_SIDED = "one side of the source is silent throughout"
 """What `validate` marks as dead_side: a fault of the recording says nothing about where on the stage a sound is."""
 NO_PARTNER = "no other source of the group to take keyframes from"
