@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from data.records import DataRefused, Frozen, GateFailed
 from models.preemption import Preempted
 from tasks import MAKERS, PIPELINE, browse, explain, file_of
-from tasks.__main__ import PARAMS, load_section, main
+from tasks.__main__ import PARAMS, as_overrides, load_section, main
 
 HEAVY = {
     "torch",
@@ -168,7 +168,7 @@ def test_the_example_of_a_verb_fits_its_settings(verb: str) -> None:
     lines = [line for line in (module.__doc__ or "").splitlines() if f"soundstage {verb}" in line]
     assert lines
     for line in lines:
-        words = shlex.split(line.partition(f"soundstage {verb}")[2])
+        words = as_overrides(shlex.split(line.partition(f"soundstage {verb}")[2]))
         module.Config.model_validate(load_section(verb, PARAMS, [word for word in words if "=" in word]))
 
 
