@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Generator
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,21 +30,11 @@ from metrics.picture import (
     psnr_db,
     ssim,
 )
-from metrics.score import Score
+from metrics.score import Measure, Score
 
 MAX_UNPAIRED = 1
 """So many frames may one film have more than the other, at the end; containers and retiming cost or give one."""
 Pair = tuple[Shown, Shown]
-
-
-class Measure(NamedTuple):
-    """How a score is read."""
-
-    unit: str
-    """Empty where it has none."""
-    higher_is_better: bool | None
-    """None where it is neither: a count, or a ratio that is best at 1."""
-    convention: str
 
 
 _Y = "Y as stored where both files share 8-bit planar format, matrix and range, else " + LUMA_CONVENTION[3:]

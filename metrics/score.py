@@ -15,3 +15,13 @@ class Score(NamedTuple):
     def missing(cls, reason: str) -> Score:
         """No number, and why."""
         return cls(None, reason)
+
+
+class Measure(NamedTuple):
+    """How a score is read."""
+
+    unit: str
+    """Empty where it has none."""
+    higher_is_better: bool | None
+    """None where it is neither: a count, or a ratio that is best at 1."""
+    convention: str

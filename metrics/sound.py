@@ -6,14 +6,12 @@ aligned first, except for what is named `_aligned`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from data import hearing, loudness
 from metrics.pesq_runs import PESQ_CONVENTION, pesq_many, pesq_nb, pesq_wb
-from metrics.score import Score
+from metrics.score import Measure, Score
 from metrics.spectra import LSD_CONVENTION, STFT_CONVENTION, lsd_db, stft_distance
 from metrics.speech_quality import DNSMOS_CONVENTION, STOI_CONVENTION, dnsmos, stoi
 from metrics.stereo import (
@@ -53,31 +51,23 @@ LOUDNESS_CONVENTION = "absolute difference of integrated loudness, ITU-R BS.1770
 SDR_CONVENTION = f"zero-mean, mean over channels, within ±{MAX_SDR_DB:g} dB, no alignment"
 
 
-class SoundMetric(NamedTuple):
-    """What a reader of a number must know. None is better in neither direction."""
-
-    unit: str
-    higher_is_better: bool | None
-    convention: str
-
-
-SOUND_METRICS: dict[str, SoundMetric] = {
-    "lsd_db": SoundMetric("dB", False, LSD_CONVENTION),
-    "stft_distance": SoundMetric("", False, STFT_CONVENTION),
-    "envelope_r": SoundMetric("", True, ENVELOPE_CONVENTION),
-    "level_db": SoundMetric("dB", False, LEVEL_CONVENTION),
-    "loudness_lu": SoundMetric("LU", False, LOUDNESS_CONVENTION),
-    "balance_db": SoundMetric("dB", False, BALANCE_CONVENTION),
-    "channel_r_error": SoundMetric("", False, CORRELATION_CONVENTION),
-    "placement_error": SoundMetric("", False, PLACEMENT_CONVENTION),
-    "swap_margin_db": SoundMetric("dB", True, SWAP_CONVENTION),
-    "lag_ms": SoundMetric("ms", None, LAG_CONVENTION),
-    "si_sdr": SoundMetric("dB", True, SDR_CONVENTION),
-    "stoi": SoundMetric("", True, STOI_CONVENTION),
-    "estoi": SoundMetric("", True, STOI_CONVENTION),
-    "dnsmos": SoundMetric("MOS", True, DNSMOS_CONVENTION),
-    "pesq_nb": SoundMetric("MOS-LQO", True, PESQ_CONVENTION),
-    "pesq_wb": SoundMetric("MOS-LQO", True, PESQ_CONVENTION),
+SOUND_METRICS: dict[str, Measure] = {
+    "lsd_db": Measure("dB", False, LSD_CONVENTION),
+    "stft_distance": Measure("", False, STFT_CONVENTION),
+    "envelope_r": Measure("", True, ENVELOPE_CONVENTION),
+    "level_db": Measure("dB", False, LEVEL_CONVENTION),
+    "loudness_lu": Measure("LU", False, LOUDNESS_CONVENTION),
+    "balance_db": Measure("dB", False, BALANCE_CONVENTION),
+    "channel_r_error": Measure("", False, CORRELATION_CONVENTION),
+    "placement_error": Measure("", False, PLACEMENT_CONVENTION),
+    "swap_margin_db": Measure("dB", True, SWAP_CONVENTION),
+    "lag_ms": Measure("ms", None, LAG_CONVENTION),
+    "si_sdr": Measure("dB", True, SDR_CONVENTION),
+    "stoi": Measure("", True, STOI_CONVENTION),
+    "estoi": Measure("", True, STOI_CONVENTION),
+    "dnsmos": Measure("MOS", True, DNSMOS_CONVENTION),
+    "pesq_nb": Measure("MOS-LQO", True, PESQ_CONVENTION),
+    "pesq_wb": Measure("MOS-LQO", True, PESQ_CONVENTION),
 }
 for _name in ("si_sdr", "stoi", "estoi"):
     SOUND_METRICS[f"{_name}_aligned"] = SOUND_METRICS[_name]._replace(convention=f"as {_name}, after taking out lag_ms")

@@ -5,25 +5,18 @@ Legend: C channels, T samples.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from metrics.score import Score
+from metrics.score import Measure, Score
+from tasks.lips import LIP_MEASURES, Lips, lip_scores, no_lips
 
 if TYPE_CHECKING:
-    from metrics.films import Measure
-    from metrics.lipsync.faces import Detector
-    from metrics.lipsync.lse import LipSync
-    from metrics.lipsync.syncnet import Network
     from metrics.sound import Waveform
 
 MAX_LENGTH_DIFFERENCE = 0.1
 """Share of the longer sound that the shorter may lack; what both have is compared."""
-LIP_NAMES = ("lse_d", "lse_c", "sync_offset_frames")
-MASKED = "; pairs beyond the ends left out"
 
 
 class Pair(NamedTuple):
@@ -34,9 +27,7 @@ class Pair(NamedTuple):
     generated: Path | None
     absent: str
     """Why one of them is None."""
-    protocol: str
-    syncnet: Path | None
-    s3fd: Path | None
+    lips: Lips
 
 
 class Measured(NamedTuple):
@@ -49,29 +40,17 @@ class Measured(NamedTuple):
 def measures() -> dict[str, Measure]:
     """Everything that is measured, by the names of the result."""
     from metrics.alignment import AV_ALIGN_CONVENTION, EVENT_CONVENTION
-    from metrics.films import FILM_MEASURES, Measure
+    from metrics.films import FILM_MEASURES
     from metrics.pretrained import MISSING
     from metrics.sound import SOUND_METRICS
 
-    lips = {
-        "lse_d": Measure("", False, "SyncNet distance at the best of 31 shifts, as published"),
-        "lse_c": Measure("", True, "SyncNet confidence: median less smallest distance over 31 shifts, as published"),
-        "sync_offset_frames": Measure("frames at 25/s", None, "by SyncNet; above 0 the sound comes first"),
-    }
-    lips |= {f"{name}_masked": item._replace(convention=item.convention + MASKED) for name, item in lips.items()}
-    lips |= {
-        "sync_own_d": lips["lse_d"]._replace(convention="as lse_d, by a net that is not SyncNet's official weights"),
-        "sync_own_c": lips["lse_c"]._replace(convention="as lse_c, by a net that is not SyncNet's official weights"),
-        "lse_windows": Measure("windows", None, "windows of five pictures of all tracks"),
-        "lse_coverage": Measure("", True, "share of frames within a face's track that was scored"),
-    }
     beyond = {
         "av_align": Measure("", True, AV_ALIGN_CONVENTION),
         "flash_offset_ms": Measure("ms", None, f"clicks after flashes; {EVENT_CONVENTION}"),
         "flash_share": Measure("", True, "flashes that have a click at flash_offset_ms"),
         **dict.fromkeys(MISSING, Measure("", None, "as its authors publish it")),
     }
-    return {**FILM_MEASURES, **{name: Measure(*item) for name, item in SOUND_METRICS.items()}, **lips, **beyond}
+    return {**FILM_MEASURES, **SOUND_METRICS, **LIP_MEASURES, **beyond}
 
 
 def measure(pair: Pair) -> Measured:
@@ -82,7 +61,7 @@ def measure(pair: Pair) -> Measured:
     from metrics.films import compare_films
     from metrics.pretrained import MISSING
 
-    lips, convention = lips_of(pair.generated, pair)
+    lips, convention = lips_of(pair.generated, pair.lips)
     found = {**compare_films(pair.reference, pair.generated), **sound_scores(pair.reference, pair.generated), **lips}
     found |= {**alignment_of(pair.generated), **{name: Score.missing(why) for name, why in MISSING.items()}}
     return Measured({name: found.get(name, Score.missing("not measured")) for name in names}, convention)
@@ -171,72 +150,12 @@ def heard_of(path: Path) -> tuple[Waveform, int]:
     return (np.pad(sound_CT, ((0, 0), (lead, 0))) if lead > 0 else sound_CT[:, -lead:]), rate_hz
 
 
-def lips_of(path: Path, pair: Pair) -> tuple[dict[str, Score], str]:
+def lips_of(path: Path, lips: Lips) -> tuple[dict[str, Score], str]:
     """The lip sync of a film, and the convention it was measured by."""
-    from metrics.lipsync import syncnet
-
-    names = [name for name in measures() if name.startswith(("lse_", "sync_"))]
-    if syncnet.find(pair.syncnet) is None:
-        return dict.fromkeys(names, Score.missing(syncnet.ABSENT)), ""
-    try:
-        found = lip_sync_of(path, pair)
-    except Uncommon as error:
-        return dict.fromkeys(names, Score.missing(str(error))), ""
-    scores: dict[str, Score] = {}
-    for suffix, reading in (("", found.headline), ("_masked", next(iter(found.masked.values())))):
-        scores |= dict(zip((f"{name}{suffix}" for name in LIP_NAMES), reading, strict=True))
-    scores |= {"lse_windows": Score(float(found.num_windows)), "lse_coverage": Score(found.coverage)}
-    official = found.network == "SyncNet"
-    why = "the weights are SyncNet's official ones, see lse_d" if official else f"measured by {found.network}"
-    for name in ("d", "c"):
-        scores[f"sync_own_{name}"] = Score.missing(why) if official else scores[f"lse_{name}"]
-        if not official:
-            scores |= {
-                each: Score.missing(f"{why}, see sync_own_{name}") for each in (f"lse_{name}", f"lse_{name}_masked")
-            }
-    return scores, found.convention
-
-
-def lip_sync_of(path: Path, pair: Pair) -> LipSync:
-    """The measurement itself.
-
-    Raises:
-        Uncommon: the film has no picture or sound that can be read.
-    """
     from data.media_open import Unreadable
     from data.media_timeline import iter_shown
-    from metrics.lipsync.crops import FPS
-    from metrics.lipsync.lse import lip_sync
-    from metrics.lipsync.mfcc import RATE_HZ
-    from metrics.lipsync.protocols import PROTOCOLS
-    from metrics.waveforms import downmix, resample
 
-    sound_CT, rate_hz = heard_of(path)
-    voice_T = resample(downmix(sound_CT), rate_hz, RATE_HZ)[0]
     try:
-        return lip_sync(
-            lambda: (shown.rgb for shown in iter_shown(path, Fraction(FPS))),
-            voice_T,
-            PROTOCOLS[pair.protocol],
-            *watchers(pair.syncnet, pair.s3fd),
-        )
-    except Unreadable as error:
-        raise Uncommon(f"{path.name} {error}") from error
-
-
-@functools.cache
-def watchers(syncnet_path: Path | None, s3fd_path: Path | None) -> tuple[Detector | None, Network | None]:
-    """The face detector and the network, loaded once a process: S3FD, else MTCNN where it is installed.
-
-    Raises:
-        RuntimeError: weights are not those they should be.
-    """
-    from metrics.lipsync import s3fd, syncnet
-    from metrics.lipsync.faces import MTCNN
-
-    weights, faces = syncnet.find(syncnet_path), s3fd.find(s3fd_path)
-    detector: Detector | None = s3fd.S3FD(faces) if faces is not None else None
-    if detector is None:
-        with contextlib.suppress(RuntimeError):
-            detector = MTCNN()
-    return detector, syncnet.load(weights) if weights is not None else None
+        return lip_scores(lambda: (shown.rgb for shown in iter_shown(path, Fraction(25))), heard_of(path), lips)
+    except (Uncommon, Unreadable) as error:
+        return no_lips(str(error) if isinstance(error, Uncommon) else f"{path.name} {error}"), ""

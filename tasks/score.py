@@ -12,12 +12,13 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field
 
 from data.files import Holds, remove, sha256, whole, write_text
 from data.records import DataRefused, Frozen
+from tasks.lips import LIP_MEASURES, Lips, ProtocolName, watchers, weights_of
 
 if TYPE_CHECKING:
     from tasks.pairs import Measured, Pair
@@ -26,7 +27,6 @@ RESULT, TABLE, PAGE = "score.json", "items.csv", "index.html"
 VERSION = 1
 """Of the form of `score.json`, and of how scores are computed: kept ones of another are measured again."""
 Scores = dict[str, dict[str, Any]]
-Protocols = Literal["wav2lip_lrs", "wav2lip_real", "latentsync", "mochabench", "mova"]
 
 
 class Config(Frozen):
@@ -38,7 +38,7 @@ class Config(Frozen):
     """Folder of generated ones."""
     out: Annotated[Path, Holds((RESULT,))] = Path("scores")
     """Folder that gets score.json, items.csv and index.html."""
-    protocol: Protocols = "wav2lip_real"
+    protocol: ProtocolName = "wav2lip_real"
     """Published way to measure lip sync, see metrics/lipsync/protocols.py; numbers of two are not comparable."""
     syncnet: Path | None = None
     """Weights of SyncNet; null takes those that SOUNDSTAGE_SYNCNET names, and LSE is missing without."""
@@ -66,7 +66,7 @@ def run(config: Config) -> Path:
             f"no file in {config.generated} is named like one in {config.reference} (without ending), e.g."
             f" {next((pair.stem for pair in pairs), 'nothing there')}; rename them alike"
         )
-    check_weights(config)
+    watchers(config.syncnet, config.s3fd)  # so that wrong weights are said before any work
     work = config.out.with_name(f".{config.out.name}.unfinished")
     found = measured(config, pairs, work)
     result = result_of(config, pairs, found)
@@ -87,11 +87,12 @@ def pairs_of(config: Config) -> list[Pair]:
 
     left, right = files_in(config.reference, "reference"), files_in(config.generated, "generated")
     pairs: list[Pair] = []
+    lips = Lips(config.protocol, config.syncnet, config.s3fd)
     for stem in sorted(left.keys() | right.keys()):
         absent = (
             "" if stem in left and stem in right else f"{'generated' if stem in left else 'reference'} has no {stem}"
         )
-        pairs.append(Pair(stem, left.get(stem), right.get(stem), absent, config.protocol, config.syncnet, config.s3fd))
+        pairs.append(Pair(stem, left.get(stem), right.get(stem), absent, lips))
     return pairs
 
 
@@ -113,13 +114,6 @@ def files_in(folder: Path, setting: str) -> dict[str, Path]:
             raise ValueError(f"{setting}: {found[stem].name} and {path.name} in {path.parent} have one name; move one")
         found[stem] = path
     return found
-
-
-def check_weights(config: Config) -> None:
-    """Load what is named once, so that wrong weights are said before any work."""
-    from tasks.pairs import watchers
-
-    watchers(config.syncnet, config.s3fd)
 
 
 def measured(config: Config, pairs: Sequence[Pair], work: Path) -> list[Measured]:
@@ -151,16 +145,8 @@ def measured(config: Config, pairs: Sequence[Pair], work: Path) -> list[Measured
 def key_of(pair: Pair) -> str:
     """What an item's scores depend on: the content of its files, and how it is measured."""
     files = [None if path is None else sha256(path) for path in (pair.reference, pair.generated)]
-    identity = [VERSION, pair.stem, *files, pair.protocol, *weights_of(pair.syncnet, pair.s3fd).values()]
+    identity = [VERSION, pair.stem, *files, pair.lips.protocol, *weights_of(*pair.lips[1:]).values()]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-
-
-def weights_of(syncnet_path: Path | None, s3fd_path: Path | None) -> dict[str, str | None]:
-    """Hashes of the weights that are used."""
-    from metrics.lipsync import s3fd, syncnet
-
-    paths = {"syncnet": syncnet.find(syncnet_path), "s3fd": s3fd.find(s3fd_path)}
-    return {name: None if path is None else sha256(path) for name, path in paths.items()}
 
 
 def read(path: Path) -> Measured | None:
@@ -185,7 +171,7 @@ def result_of(config: Config, pairs: Sequence[Pair], found: Sequence[Measured]) 
     lips = Counter(item.lips for item in found if item.lips)
     for name, kind in names.items():
         convention = kind.convention
-        if lips and name.startswith(("lse_", "sync_")):
+        if lips and name in LIP_MEASURES:
             convention += "; " + " or ".join(lips)
         scores = [item.scores[name] for item in found]
         for pair, score in zip(pairs, scores, strict=True):
