@@ -35,6 +35,7 @@ from tasks.generations import (
     partner_of,
     tuned_jobs,
 )
+from tasks.lips import Lips, ProtocolName, watchers
 
 if TYPE_CHECKING:
     from metrics.sound import Waveform
@@ -92,6 +93,12 @@ class Config(Frozen):
     """1 generates in this process; 2 with one process a model. The result does not depend on it."""
     max_generation_s: float = Field(default=36000, gt=0)
     """Longest time for all generations of one model, s."""
+    protocol: ProtocolName = "wav2lip_real"
+    """Published way to measure lip sync, see metrics/lipsync/protocols.py; numbers of two are not comparable."""
+    syncnet: Path | None = None
+    """Weights of SyncNet; null takes those that SOUNDSTAGE_SYNCNET names, and LSE is missing without."""
+    s3fd: Path | None = None
+    """Weights of the face detector S3FD; null takes those that SOUNDSTAGE_S3FD names, else MTCNN where installed."""
     accelerator: str = "cpu"
     """`auto` (the first there is of CUDA, NPU, CPU), `cpu`, `cuda`, `npu`, or one of several: `cuda:1`."""
 
@@ -105,6 +112,7 @@ def run(config: Config) -> Report:
     """
     from models.accelerators import device_of
 
+    watchers(config.syncnet, config.s3fd)  # so that wrong weights are said before any work
     config = config.model_copy(update={"accelerator": str(device_of(config.accelerator, "evaluate.accelerator"))})
     test = read_test(config)
     clips = choose_clips(test, config.group_shares, config.max_clips, config.seed)
@@ -241,6 +249,7 @@ def measure(config: Config, clips: Sequence[Clip], cache: Cache, facts: dict[str
 
     rows: list[Row] = []
     pairs: dict[tuple[str, str], tuple[Waveform, Waveform]] = {}
+    lips, lip_conventions = Lips(config.protocol, config.syncnet, config.s3fd), set[str]()
     one_sided = {item.item for item in treatments_of(config) if item.treatment == "dead_side"}
     for clip in progress(clips, "measuring"):
         reference = cache.read(REFERENCE, clip.clip_id)
@@ -250,6 +259,10 @@ def measure(config: Config, clips: Sequence[Clip], cache: Cache, facts: dict[str
             row = scoring.Row(clip, subset, {})
             if subset in WITH_PICTURE:
                 row.scores.update(scoring.score_picture(reference, made))
+            if subset in scoring.WITH_LIPS:
+                found, convention = scoring.score_lips(clip, made, config.shape, lips)
+                row.scores.update(found)
+                lip_conventions |= {convention} - {""}
             if subset in WITH_SOUND:
                 row.scores.update(
                     scoring.score_sound(clip, reference, made, config.shape, one_sided=clip.source_id in one_sided)
@@ -266,7 +279,7 @@ def measure(config: Config, clips: Sequence[Clip], cache: Cache, facts: dict[str
     return Report(
         model=f"{config.base.name} + {config.checkpoint.name}",
         seed=config.seed,
-        metrics=tuple(scoring.metric_values(rows, config.seed)),
+        metrics=tuple(scoring.metric_values(rows, config.seed, sorted(lip_conventions))),
         comparisons=tuple(scoring.comparisons(rows, config.seed)),
         per_clip=scoring.per_clip(rows),
         checkpoint_sha256=facts["checkpoint_sha256"],

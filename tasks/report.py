@@ -23,7 +23,7 @@ NAMES = {
     "psnr_db": "PSNR", "psnr_pooled_db": "PSNR, pooled", "psnr_middle_db": "PSNR, middle half", "ssim": "SSIM", "lsd_db": "log-spectral distance",
     "envelope_r": "envelope correlation", "balance_db": "left-right error", "level_db": "loudness error",
     "pesq_nb": "PESQ, narrow band", "pesq_nb_worst": "PESQ, worse channel", "pesq_wb": "PESQ, wide band",
-    "stoi": "STOI", "stoi_extended": "extended STOI", "lse_d": "LSE-D (lip sync)", "lse_c": "LSE-C (lip sync)",
+    "stoi": "STOI", "estoi": "extended STOI", "lse_d": "LSE-D (lip sync)", "lse_c": "LSE-C (lip sync)",
 }  # fmt: skip
 LABELS = {
     BASE: ("before", "after"),

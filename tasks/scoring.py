@@ -22,8 +22,12 @@ from tasks.generations import (
     WITH_SOUND,
     Media,
 )
+from tasks.lips import LIP_MEASURES, Lips, lip_scores, no_lips
 
-SYNCNET_REASON = "not measured here yet; `soundstage score` does, given the SyncNet weights"
+WITH_LIPS = (BASE, TUNED)
+"""Subsets whose lips are looked at."""
+PLACED = ("balance_db", "placement_error", "channel_r_error", "swap_margin_db")
+"""What says where on the stage a sound is."""
 ONE_SIDED = "one side of the source is silent throughout"
 """What `validate` marks as dead_side: a fault of the recording says nothing about where on the stage a sound is."""
 NO_PARTNER = "no other source of the group to take keyframes from"
@@ -47,15 +51,16 @@ METRICS = {
     "psnr_pooled_db": Metric("dB", True, "8-bit RGB, squared error pooled over frames" + INNER, WITH_PICTURE),
     "psnr_middle_db": Metric("dB", True, "as psnr_pooled_db, over the middle half of the frames", WITH_PICTURE),
     "ssim": Metric("", True, picture.SSIM_CONVENTION + INNER, WITH_PICTURE),
-    "lsd_db": Metric("dB", False, sound.LSD_CONVENTION, WITH_SOUND),
-    "envelope_r": Metric("", True, sound.ENVELOPE_CONVENTION, WITH_SOUND),
-    "balance_db": Metric("dB", False, sound.BALANCE_CONVENTION, WITH_SOUND),
-    "level_db": Metric("dB", False, sound.LEVEL_CONVENTION, WITH_SOUND),
-    "pesq_nb": Metric("MOS-LQO", True, sound.PESQ_CONVENTION, WITH_SOUND),
-    "pesq_nb_worst": Metric("MOS-LQO", True, "as pesq_nb, the worse channel", WITH_SOUND),
-    "pesq_wb": Metric("MOS-LQO", True, sound.PESQ_CONVENTION, WITH_SOUND),
-    "stoi": Metric("", True, sound.STOI_CONVENTION, WITH_SOUND),
-    "stoi_extended": Metric("", True, sound.STOI_CONVENTION, WITH_SOUND),
+    **{
+        name: Metric(kind.unit, kind.higher_is_better, kind.convention, WITH_SOUND)
+        for name, kind in sound.SOUND_METRICS.items()
+        if kind.higher_is_better is not None
+    },
+    **{
+        name: Metric(kind.unit, kind.higher_is_better, kind.convention, WITH_LIPS)
+        for name, kind in LIP_MEASURES.items()
+        if kind.higher_is_better is not None
+    },
 }
 COMPARED = (
     ("psnr_db", TUNED, BASE), ("ssim", TUNED, BASE), ("lsd_db", TUNED, BASE), ("envelope_r", TUNED, BASE),
@@ -96,14 +101,22 @@ def score_sound(
     if made is None or made.waveform_CT is None or reference.waveform_CT is None:
         return dict.fromkeys(names, Score.missing(NO_PARTNER))
     pair, rate_hz = (reference.waveform_CT, made.waveform_CT), shape.sample_rate_hz
-    return {
-        "lsd_db": sound.lsd_db(*pair, rate_hz),
-        "envelope_r": sound.envelope_r(*pair, rate_hz),
-        "balance_db": Score.missing(ONE_SIDED) if one_sided else sound.balance_error_db(*pair),
-        "level_db": sound.level_error_db(*pair),
-        "stoi": sound.stoi(*pair, rate_hz).mean,
-        "stoi_extended": sound.stoi(*pair, rate_hz, extended=True).mean,
-    }
+    found = sound.measure(*pair, rate_hz)
+    if one_sided:
+        found |= dict.fromkeys(PLACED, Score.missing(ONE_SIDED))
+    return {name: found[name] for name in names if name in found}
+
+
+def score_lips(clip: Clip, made: Media | None, shape: ClipShape, lips: Lips) -> tuple[dict[str, Score], str]:
+    """Lip sync of one generation, and the convention it was measured by."""
+    from metrics.lipsync.crops import at_25_fps
+
+    if not clip.has_audio:
+        return no_lips("the source has no sound"), ""
+    if made is None or made.waveform_CT is None:
+        return no_lips(NO_PARTNER), ""
+    timed = [(index / shape.frame_rate, frame) for index, frame in enumerate(made.frames_FHWC)]
+    return lip_scores(lambda: at_25_fps(timed), (made.waveform_CT, shape.sample_rate_hz), lips)
 
 
 def add_pesq(
@@ -114,24 +127,19 @@ def add_pesq(
     chosen = [pairs[row.subset, row.clip.clip_id] for row in wanted]
     narrow, wide = (sound.pesq_many(chosen, rate_hz, mode) for mode in ("nb", "wb"))
     for row, nb, wb in zip(wanted, narrow, wide, strict=True):
-        row.scores.update(pesq_nb=nb.mean, pesq_nb_worst=nb.worst, pesq_wb=wb.mean)
+        row.scores.update(pesq_nb=nb.mean, pesq_nb_worst=nb.worst, pesq_wb=wb.mean, pesq_wb_worst=wb.worst)
 
 
-def metric_values(rows: Sequence[Row], seed: int) -> Iterator[MetricValue]:
-    """Every metric for every subset it applies to, over all clips and over each group."""
+def metric_values(rows: Sequence[Row], seed: int, lips: Sequence[str] = ()) -> Iterator[MetricValue]:
+    """Every metric for every subset it applies to, over all clips and over each group; `lips` are their conventions."""
     groups = ("all", *sorted({row.clip.group for row in rows}))
-    for name, metric in METRICS.items():
+    for name, kind in METRICS.items():
+        metric = kind._replace(convention="; ".join([kind.convention, *(lips if name in LIP_MEASURES else ())]))
         for subset in metric.subsets:
             for group in groups:
                 chosen = [row for row in rows if row.subset == subset and group in ("all", row.clip.group)]
                 if chosen:
                     yield metric_value(name, metric, subset, group, chosen, seed)
-    for name, higher_is_better in (("lse_d", False), ("lse_c", True)):
-        yield MetricValue(
-            name=name, subset=TUNED, group="all", unit="", value=None, num_items=0,
-            num_attempted=sum(row.subset == TUNED for row in rows), higher_is_better=higher_is_better,
-            convention="official SyncNet weights, S3FD face crops", reason=SYNCNET_REASON,
-        )  # fmt: skip
 
 
 def metric_value(name: str, metric: Metric, subset: str, group: str, rows: Sequence[Row], seed: int) -> MetricValue:
