@@ -35,7 +35,7 @@ from tasks.generations import (
     partner_of,
     tuned_jobs,
 )
-from tasks.lips import Lips, ProtocolName, watchers
+from tasks.lips import Lips, watchers
 
 if TYPE_CHECKING:
     from metrics.sound import Waveform
@@ -93,12 +93,8 @@ class Config(Frozen):
     """1 generates in this process; 2 with one process a model. The result does not depend on it."""
     max_generation_s: float = Field(default=36000, gt=0)
     """Longest time for all generations of one model, s."""
-    protocol: ProtocolName = "wav2lip_real"
-    """Published way to measure lip sync, see metrics/lipsync/protocols.py; numbers of two are not comparable."""
-    syncnet: Path | None = None
-    """Weights of SyncNet; null takes those that SOUNDSTAGE_SYNCNET names, and LSE is missing without."""
-    s3fd: Path | None = None
-    """Weights of the face detector S3FD; null takes those that SOUNDSTAGE_S3FD names, else MTCNN where installed."""
+    lips: Lips = Lips()
+    """How lip sync is measured."""
     accelerator: str = "cpu"
     """`auto` (the first there is of CUDA, NPU, CPU), `cpu`, `cuda`, `npu`, or one of several: `cuda:1`."""
 
@@ -112,7 +108,7 @@ def run(config: Config) -> Report:
     """
     from models.accelerators import device_of
 
-    watchers(config.syncnet, config.s3fd)  # so that wrong weights are said before any work
+    watchers(config.lips.syncnet, config.lips.s3fd)  # so that wrong weights are said before any work
     config = config.model_copy(update={"accelerator": str(device_of(config.accelerator, "evaluate.accelerator"))})
     test = read_test(config)
     clips = choose_clips(test, config.group_shares, config.max_clips, config.seed)
@@ -249,7 +245,7 @@ def measure(config: Config, clips: Sequence[Clip], cache: Cache, facts: dict[str
 
     rows: list[Row] = []
     pairs: dict[tuple[str, str], tuple[Waveform, Waveform]] = {}
-    lips, lip_conventions = Lips(config.protocol, config.syncnet, config.s3fd), set[str]()
+    lip_conventions = set[str]()
     one_sided = {item.item for item in treatments_of(config) if item.treatment == "dead_side"}
     for clip in progress(clips, "measuring"):
         reference = cache.read(REFERENCE, clip.clip_id)
@@ -260,20 +256,16 @@ def measure(config: Config, clips: Sequence[Clip], cache: Cache, facts: dict[str
             if subset in WITH_PICTURE:
                 row.scores.update(scoring.score_picture(reference, made))
             if subset in scoring.WITH_LIPS:
-                found, convention = scoring.score_lips(clip, made, config.shape, lips)
+                found, convention = scoring.score_lips(clip, made, config.shape, config.lips)
                 row.scores.update(found)
                 lip_conventions |= {convention} - {""}
             if subset in WITH_SOUND:
                 row.scores.update(
                     scoring.score_sound(clip, reference, made, config.shape, one_sided=clip.source_id in one_sided)
                 )
-                if (
-                    clip.has_audio
-                    and made is not None
-                    and made.waveform_CT is not None
-                    and reference.waveform_CT is not None
-                ):
-                    pairs[subset, clip.clip_id] = (reference.waveform_CT, made.waveform_CT)
+                heard_CT = None if made is None else made.waveform_CT
+                if clip.has_audio and heard_CT is not None and reference.waveform_CT is not None:
+                    pairs[subset, clip.clip_id] = (reference.waveform_CT, heard_CT)
             rows.append(row)
     scoring.add_pesq(rows, pairs, config.shape.sample_rate_hz)
     return Report(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
+from data.records import Frozen
 from metrics.score import Measure, Score
 
 if TYPE_CHECKING:
@@ -35,13 +36,15 @@ LIP_MEASURES = {
 """What `lip_scores` gives, by name."""
 
 
-class Lips(NamedTuple):
+class Lips(Frozen):
     """How lips are measured."""
 
-    protocol: ProtocolName
-    syncnet: Path | None
-    """Weights; None takes what the environment names."""
-    s3fd: Path | None
+    protocol: ProtocolName = "wav2lip_real"
+    """Published way to measure lip sync, see metrics/lipsync/protocols.py; numbers of two are not comparable."""
+    syncnet: Path | None = None
+    """Weights of SyncNet; null takes those that SOUNDSTAGE_SYNCNET names, and LSE is missing without."""
+    s3fd: Path | None = None
+    """Weights of the face detector S3FD; null takes those that SOUNDSTAGE_S3FD names, else MTCNN where installed."""
 
 
 def no_lips(why: str) -> dict[str, Score]:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from pydantic import Field
 
 from data.files import Holds, remove, sha256, whole, write_text
-from data.records import DataRefused, Frozen
-from tasks.lips import LIP_MEASURES, Lips, ProtocolName, watchers, weights_of
+from data.records import DataRefused
+from tasks.lips import LIP_MEASURES, Lips, watchers, weights_of
 
 if TYPE_CHECKING:
     from tasks.pairs import Measured, Pair
@@ -29,7 +29,7 @@ VERSION = 1
 Scores = dict[str, dict[str, Any]]
 
 
-class Config(Frozen):
+class Config(Lips):
     """What is compared, and where the answer goes."""
 
     reference: Path
@@ -38,12 +38,6 @@ class Config(Frozen):
     """Folder of generated ones."""
     out: Annotated[Path, Holds((RESULT,))] = Path("scores")
     """Folder that gets score.json, items.csv and index.html."""
-    protocol: ProtocolName = "wav2lip_real"
-    """Published way to measure lip sync, see metrics/lipsync/protocols.py; numbers of two are not comparable."""
-    syncnet: Path | None = None
-    """Weights of SyncNet; null takes those that SOUNDSTAGE_SYNCNET names, and LSE is missing without."""
-    s3fd: Path | None = None
-    """Weights of the face detector S3FD; null takes those that SOUNDSTAGE_S3FD names, else MTCNN where installed."""
     seed: int = 0
     """Of the bootstrap of intervals."""
     num_workers: int = Field(default=1, ge=1)
@@ -87,7 +81,7 @@ def pairs_of(config: Config) -> list[Pair]:
 
     left, right = files_in(config.reference, "reference"), files_in(config.generated, "generated")
     pairs: list[Pair] = []
-    lips = Lips(config.protocol, config.syncnet, config.s3fd)
+    lips = Lips(protocol=config.protocol, syncnet=config.syncnet, s3fd=config.s3fd)
     for stem in sorted(left.keys() | right.keys()):
         absent = (
             "" if stem in left and stem in right else f"{'generated' if stem in left else 'reference'} has no {stem}"
@@ -145,7 +139,7 @@ def measured(config: Config, pairs: Sequence[Pair], work: Path) -> list[Measured
 def key_of(pair: Pair) -> str:
     """What an item's scores depend on: the content of its files, and how it is measured."""
     files = [None if path is None else sha256(path) for path in (pair.reference, pair.generated)]
-    identity = [VERSION, pair.stem, *files, pair.lips.protocol, *weights_of(*pair.lips[1:]).values()]
+    identity = [VERSION, pair.stem, *files, pair.lips.protocol, *weights_of(pair.lips.syncnet, pair.lips.s3fd).values()]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
