@@ -23,6 +23,7 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (Debian, Ubuntu: apt-get install chromium)"),
     pytest.mark.timeout(400),
 ]

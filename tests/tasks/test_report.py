@@ -232,6 +232,7 @@ def settled(tab: Tab, frame: int) -> list[float]:
     return tab.evaluate(TIMES)
 
 
+@pytest.mark.slow
 def test_the_videos_of_a_clip_stay_in_step(tab: Tab) -> None:
     tab.locator("#seek").fill("12")
     times = settled(tab, 13)
@@ -252,6 +253,7 @@ def test_the_videos_of_a_clip_stay_in_step(tab: Tab) -> None:
     assert tab.evaluate("[...document.querySelectorAll('video')].every(video => video.paused)")
 
 
+@pytest.mark.slow
 def test_playing_videos_drift_apart_by_less_than_a_frame(tab: Tab) -> None:
     tab.locator("#play").click()
     apart = tab.evaluate(
@@ -271,6 +273,7 @@ def test_playing_videos_drift_apart_by_less_than_a_frame(tab: Tab) -> None:
     assert np.quantile(apart, 0.9) < FRAME_S  # the rest may be the moment in which one was caught up with
 
 
+@pytest.mark.slow
 def test_the_keyboard_moves_every_part_of_the_player(tab: Tab) -> None:
     unmuted = "[...document.querySelectorAll('video')].map(video => !video.muted)"
     current = "[...document.querySelectorAll('.clip')].map(clip => clip.classList.contains('current'))"
@@ -296,6 +299,7 @@ def test_the_keyboard_moves_every_part_of_the_player(tab: Tab) -> None:
     assert tab.evaluate("[...document.querySelectorAll('.clip')[1].querySelectorAll('video')].every(v => v.paused)")
 
 
+@pytest.mark.slow
 def test_the_table_of_clips_sorts_by_any_column(tab: Tab) -> None:
     column = "[...document.querySelectorAll('.sortable tbody tr')].map(row => +row.cells[3].dataset.value)"
     button = tab.locator(".sortable th button").nth(3)
